@@ -3,7 +3,6 @@ answer one in bytes. A guest that does not answer, is gone, or sends invalid or 
 set-up verb that it refuses is a SetupError."""
 
 import asyncio
-import signal
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import httpx
 from env_server.episodes.foreign_input import pyautogui_program
 from osworld_pipeline.domain.digest import Json
 from osworld_pipeline.errors import ActionParseError, EvaluatorError, ReplicaError, SetupError, TamperingError
+from osworld_pipeline.task_schema.context import CommandResult
 from osworld_pipeline.wire import ImageFormat
 
 DEFAULT_TIMEOUT_S = 30.0
@@ -59,22 +59,6 @@ class GuestCall:
     name: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommandResult:
-    """A command that ran, or did not end in time (`status` error, `returncode` -1)."""
-
-    status: str
-    output: str
-    error: str
-    returncode: int
-
-    @property
-    def was_killed(self) -> bool:
-        """By SIGKILL, for example at a desktop's end or out of memory; its output then proves nothing. A command
-        reports it as a negative status, a shell as 128 or more for its command."""
-        return self.status == "success" and self.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 class GuestClient:

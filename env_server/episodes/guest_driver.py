@@ -10,10 +10,10 @@ from env_server.episodes.download import Downloader
 from env_server.episodes.driver import EpisodeDriver, Plan, View
 from env_server.episodes.pyautogui_calls import MAX_ACTION_S, read_calls
 from env_server.episodes.settle import screen_digest, settle_by_looks, wait_until_calm
-from env_server.episodes.setup import OPENING_VERBS, SetupContext, run_verbs
+from env_server.episodes.setup import run_verbs, setup_context
+from env_server.evaluators.episode_cache import EpisodeCache, LargeChecks
 from env_server.evaluators.grading import RunMetric, grade
 from env_server.evaluators.metric_processes import MetricProcesses
-from env_server.evaluators.result_file import EpisodeCache, LargeChecks
 from env_server.evaluators.version import GRADER_VERSION
 from env_server.guest_client import GuestClient
 from env_server.providers.base import ProvidedDesktop
@@ -21,8 +21,10 @@ from env_server.settings import TaskLimits
 from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_schema.reading import Grader, check_verbs, read_grader
 from osworld_pipeline.errors import EvaluatorError, ReplicaError, SetupError
+from osworld_pipeline.task_schema.context import SetupContext
+from osworld_pipeline.task_schema.reading import Grader, check_verbs, read_grader
+from osworld_pipeline.task_schema.verbs import VERBS
 
 ACT_MARGIN_S = 30.0
 
@@ -125,7 +127,7 @@ class GuestDriver:
         guest = self._desktop.guest
         try:
             async with asyncio.timeout(limit_s):
-                opens_window = any(verb["type"] in OPENING_VERBS for verb in self._plan.config)
+                opens_window = any(VERBS[verb["type"]].opens_window for verb in self._plan.config)
                 before = await screen_digest(guest) if opens_window else None
                 await run_verbs(self._plan.config, self._context(guest))
                 await wait_until_calm(guest, before=before)
@@ -185,9 +187,7 @@ class GuestDriver:
 
     def _context(self, guest: GuestClient) -> SetupContext:
         drivers = self._plan.drivers
-        return SetupContext(
-            guest=guest, cache=self._cache, downloader=drivers.downloader, limits=self._limits, screen=drivers.screen
-        )
+        return setup_context(guest, self._cache, drivers.downloader, limits=self._limits, screen=drivers.screen)
 
 
 async def _nothing() -> None:

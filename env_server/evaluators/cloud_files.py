@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from env_server.episodes.download import Downloader, check_address
-from env_server.evaluators.result_file import EpisodeCache
+from env_server.evaluators.episode_cache import EpisodeCache
 from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import SetupError, TaskError

@@ -5,11 +5,11 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from env_server.evaluators.getters import GETTERS
-from env_server.evaluators.result_file import EpisodeCache
+from env_server.evaluators.episode_cache import EpisodeCache
 from env_server.guest_client import GuestClient
-from osworld_pipeline.domain.task_schema.reading import Check, Grader
 from osworld_pipeline.errors import EvaluatorError, PipelineError, ReplicaError
+from osworld_pipeline.task_schema.getters import GETTERS
+from osworld_pipeline.task_schema.reading import Check, Grader
 
 RunMetric = Callable[[str, Sequence[Any], Mapping[str, Any]], Awaitable[float]]
 """Computes the named metric from arguments and options. Raises EvaluatorError, or the metric's own error."""
@@ -42,10 +42,10 @@ async def grade(
 async def _score(check: Check, guest: GuestClient, cache: EpisodeCache, run_metric: RunMetric) -> float:
     try:
         arguments = []
-        if check.result is not None:
-            arguments.append(await GETTERS[check.result["type"]](guest, cache, check.result))
-        if check.expected is not None:
-            arguments.append(await GETTERS[check.expected["type"]](guest, cache, check.expected))
+        for config in (check.result, check.expected):
+            if config is not None:
+                parameters = {key: value for key, value in config.items() if key != "type"}
+                arguments.append(await GETTERS[config["type"]](guest, cache, **parameters))
         score = await run_metric(check.func, arguments, check.options)
     except (ReplicaError, EvaluatorError):
         raise

@@ -14,8 +14,8 @@ import sys
 import time
 from typing import Any
 
-from env_server.evaluators.metrics import METRICS
 from osworld_pipeline.domain.parent import dies_with_parent
+from osworld_pipeline.task_schema.metrics import METRICS
 
 LENGTH = struct.Struct("!Q")
 MEMORY_LIMIT_BYTES = 2 << 30

@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 from env_server.episodes.download import Downloader
 from env_server.episodes.guest_driver import TaskGrader
-from env_server.episodes.setup import CLIENT_PASSWORD
 from env_server.evaluators.cloud_files import check_cloud_files, fetch_cloud_files
+from env_server.evaluators.episode_cache import EpisodeCache
 from env_server.evaluators.grader_sandbox import ExcessError, GraderLimits, GraderSandbox
-from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import GuestClient
 from env_server.providers.desktop_env.driver import reward_of
 from env_server.providers.desktop_env.install import DesktopEnvInstall
@@ -25,6 +24,7 @@ from env_server.settings import TaskLimits
 from env_server.tcp_forward import served, tcp_forward
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import DependencyError, EvaluatorError, ReplicaError
+from osworld_pipeline.task_schema.verbs import CLIENT_PASSWORD
 
 log = logging.getLogger("env_server")
 

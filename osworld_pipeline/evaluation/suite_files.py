@@ -18,8 +18,8 @@ from typing import Any
 
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_schema.reading import check_task
 from osworld_pipeline.errors import DatasetError, TaskError
+from osworld_pipeline.task_schema.reading import check_task
 
 log = logging.getLogger(__name__)
 

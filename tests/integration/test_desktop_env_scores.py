@@ -16,8 +16,8 @@ from test_real_osworld_tasks import SOLUTIONS, attempt, read_task
 
 from env_server.episodes.download import Downloader
 from env_server.episodes.guest_driver import Graders, GuestDrivers, OwnGraders
+from env_server.evaluators.episode_cache import EpisodeCache
 from env_server.evaluators.osworld import OSWorldGraders
-from env_server.evaluators.result_file import EpisodeCache
 from env_server.providers.local.provider import LocalDesktop, LocalProvider
 from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task

@@ -16,10 +16,12 @@ from fault_load import first_inside, program_inside
 from freezer import frozen
 from hostile_programs import BOMB, FILL, IN_FLIGHT
 
-from env_server.evaluators.getters import get_vm_command_line
-from env_server.guest_client import CommandResult, GuestClient
+from env_server.evaluators.episode_cache import EpisodeCache
+from env_server.guest_client import GuestClient
 from env_server.providers.local.provider import LocalDesktop, LocalProvider
 from osworld_pipeline.errors import ReplicaError, TamperingError
+from osworld_pipeline.task_schema.context import CommandResult
+from osworld_pipeline.task_schema.getters import vm_command_line
 
 pytestmark = pytest.mark.desktop
 
@@ -339,4 +341,4 @@ async def test_a_slow_desktop_or_a_stopped_program_without_a_tree_is_not_tamperi
 async def test_killing_the_graders_command_is_tampering(guest: GuestClient) -> None:
     await guest.launch("while :; do pkill -KILL -x sleep; done", shell=True)
     with pytest.raises(TamperingError, match="was killed in its desktop"):
-        await get_vm_command_line(guest, None, {"command": "sleep 20", "shell": True})  # type: ignore[arg-type]
+        await vm_command_line(guest, EpisodeCache(), command="sleep 20", shell=True)

@@ -8,9 +8,9 @@ import pytest
 from env_server_process import running_env_server
 
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_schema.metrics import METRICS
 from osworld_pipeline.errors import TaskError
 from osworld_pipeline.rollout.env_client import EnvClient
+from osworld_pipeline.task_schema.metrics import METRICS
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow]
 

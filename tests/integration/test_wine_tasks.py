@@ -14,12 +14,12 @@ from PIL import Image, ImageChops
 
 from env_server.episodes.download import Downloader
 from env_server.episodes.guest_driver import GuestDrivers
-from env_server.evaluators.windows_metrics import windows_text
 from env_server.guest_client import GuestCall, GuestClient
 from env_server.providers.local.provider import LocalDesktop, LocalProvider
 from env_server.settings import TaskLimits
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.evaluation.suites import SuiteTask, build_suite
+from osworld_pipeline.task_schema.metrics.windows import windows_text
 
 HAS_WINE = shutil.which("wine", path=f"{os.defpath}:/usr/games") is not None
 pytestmark = [

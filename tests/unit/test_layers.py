@@ -61,6 +61,13 @@ def test_env_server_loads_without_dagster_or_torch() -> None:
     assert modules.isdisjoint({"torch", "transformers", "dagster", "mlflow", "duckdb", "pyarrow"})
 
 
+def test_tasks_are_checked_with_the_standard_library_alone() -> None:
+    modules = loaded_by("osworld_pipeline.task_schema.reading")[0] - loaded_by("math")[0]
+    tops = {name.partition(".")[0] for name in modules}
+    assert tops - sys.stdlib_module_names == {"osworld_pipeline"}
+    assert tops.isdisjoint({"asyncio", "logging", "multiprocessing", "urllib"})
+
+
 def test_messages_of_the_wire_load_without_a_web_server() -> None:
     modules, _ = loaded_by("osworld_pipeline.wire")
     assert modules.isdisjoint({"starlette", "fastapi", "uvicorn"})

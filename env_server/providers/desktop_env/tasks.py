@@ -10,8 +10,8 @@ from env_server.episodes.download import check_address
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_schema.reading import INFEASIBLE, suggestion
 from osworld_pipeline.errors import SetupError, TaskError
+from osworld_pipeline.task_schema.reading import INFEASIBLE, suggestion
 
 Config = Mapping[str, Any]
 

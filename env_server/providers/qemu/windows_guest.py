@@ -4,12 +4,12 @@ channel, and calls that need a program inside are refused."""
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from env_server.guest_client import CommandResult
 from env_server.providers.qemu.display import Display
 from env_server.providers.qemu.file_channel import MAX_FILE_BYTES, FileChannel
 from env_server.providers.qemu.guest import MachineGuest
 from env_server.providers.qemu.qmp_input import QmpInput
 from osworld_pipeline.errors import ReplicaError, SetupError
+from osworld_pipeline.task_schema.context import CommandResult
 
 
 class WindowsGuest(MachineGuest):

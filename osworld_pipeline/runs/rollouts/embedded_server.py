@@ -23,7 +23,10 @@ READY_TIMEOUT_S = 120.0
 WINE_READY_TIMEOUT_S = 480.0
 """The first start creates drive C:."""
 STOP_GRACE_S = 15.0
-SERVER = tuple(f"env_server{name}" for name in ("", ".providers", ".guest", ".evaluators"))
+SERVER = (
+    *(f"env_server{name}" for name in ("", ".providers", ".guest", ".evaluators")),
+    *(f"osworld_pipeline.task_schema{name}" for name in ("", ".metrics")),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from env_server.evaluators.metrics import METRICS
-from env_server.evaluators.result_file import ResultFile
 from fuzz.parser import Parser, text_of
+from osworld_pipeline.task_schema.context import ResultFile
+from osworld_pipeline.task_schema.metrics import METRICS
 
 WANTED = ResultFile(name="wanted", data=b"alpha\nbravo 10:11:12\n3.5\n")
 NUMBER = ResultFile(name="wanted", data=b"3.5\n")

@@ -12,8 +12,8 @@ from osworld_pipeline.datasets.records import read_object
 from osworld_pipeline.datasets.rejects import BadRecord
 from osworld_pipeline.datasets.sources import TASK_SOURCES
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_schema.reading import check_task, read_grader
 from osworld_pipeline.errors import TaskError
+from osworld_pipeline.task_schema.reading import check_task, read_grader
 
 TREE = next(source for source in TASK_SOURCES if source.kind == "task_tree")
 TABLE = next(source for source in TASK_SOURCES if source.kind == "task_table" and source.has_config)

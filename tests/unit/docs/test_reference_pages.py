@@ -16,15 +16,15 @@ from fastapi import FastAPI
 from env_server.api import areal, slime
 from env_server.api.describe import describe as describe_api
 from env_server.api.osgym import routes as osgym
-from env_server.episodes.setup import VERBS
-from env_server.evaluators.getters import GETTERS
-from env_server.evaluators.metrics import METRICS
 from env_server.settings import Settings
 from osworld_pipeline.doctor.external_services import DESKTOP_CHECKS
 from osworld_pipeline.doctor.roles import ROLES
 from osworld_pipeline.recipes import recipe_names
 from osworld_pipeline.recipes.describe import keys as recipe_keys
 from osworld_pipeline.recipes.environment import VARIABLES
+from osworld_pipeline.task_schema.getters import GETTERS
+from osworld_pipeline.task_schema.metrics import METRICS
+from osworld_pipeline.task_schema.verbs import VERBS
 from resources.describe import OWN_VARIABLES, describe, keys
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 import pytest
 
 from env_server.episodes import browser
-from env_server.guest_client import CommandResult
 from osworld_pipeline.errors import ReplicaError, SetupError
+from osworld_pipeline.task_schema.context import CommandResult
 
 
 class Chromium(ThreadingHTTPServer):

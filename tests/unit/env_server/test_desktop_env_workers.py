@@ -15,8 +15,8 @@ import pytest
 from desktop_env_doubles import fake_install, task_of
 
 from env_server.episodes.driver import EpisodeDriver, View
+from env_server.evaluators.episode_cache import EpisodeCache
 from env_server.evaluators.osworld import OSWorldGraders
-from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import GuestClient
 from env_server.providers.desktop_env.driver import DesktopEnvDrivers
 from env_server.providers.desktop_env.install import DesktopEnvInstall

@@ -23,9 +23,9 @@ from desktop_env_doubles import FAKE, fake_install, task_of
 
 from env_server.episodes.download import Downloader
 from env_server.evaluators import grader_sandbox
+from env_server.evaluators.episode_cache import EpisodeCache
 from env_server.evaluators.grader_sandbox import DOORS, GraderLimits, GraderSandbox
 from env_server.evaluators.osworld import OSWorldGraders
-from env_server.evaluators.result_file import EpisodeCache
 from env_server.guest_client import GuestClient
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.worker.processes import below

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from env_server.guest_client import MAX_ANSWER_BYTES, MAX_BYTES_OF, CommandResult, GuestClient
+from env_server.guest_client import MAX_ANSWER_BYTES, MAX_BYTES_OF, GuestClient
 from osworld_pipeline.errors import ActionParseError, EvaluatorError, ReplicaError, SetupError
+from osworld_pipeline.task_schema.context import CommandResult
 
 MIB = 1 << 20
 

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from fake_desktops import FakeDesktop
 
-from env_server.evaluators.grading import grade
-from env_server.evaluators.result_file import (
+from env_server.evaluators.episode_cache import (
     MAX_CHECK_BYTES,
     MAX_FILE_BYTES,
     NUM_LARGE_CHECKS,
     SMALL_BYTES,
     EpisodeCache,
     LargeChecks,
-    ResultFile,
 )
-from osworld_pipeline.domain.task_schema.reading import read_grader
+from env_server.evaluators.grading import grade
+from osworld_pipeline.task_schema.context import ResultFile
+from osworld_pipeline.task_schema.reading import read_grader
 
 RunMetric = Callable[[str, Sequence[Any], Mapping[str, Any]], Any]
 

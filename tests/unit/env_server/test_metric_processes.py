@@ -15,11 +15,12 @@ import pytest
 from fake_desktops import FakeDesktop
 
 from env_server.evaluators import metric_processes
+from env_server.evaluators.episode_cache import MAX_FILE_BYTES, EpisodeCache
 from env_server.evaluators.grading import grade
 from env_server.evaluators.metric_processes import MetricProcesses
-from env_server.evaluators.result_file import MAX_FILE_BYTES, EpisodeCache, ResultFile
-from osworld_pipeline.domain.task_schema.reading import read_grader
 from osworld_pipeline.errors import EvaluatorError
+from osworld_pipeline.task_schema.context import ResultFile
+from osworld_pipeline.task_schema.reading import read_grader
 
 CATASTROPHE = "^(a+)+$"
 VICTIM = "a" * 60 + "b"

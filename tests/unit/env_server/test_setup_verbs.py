@@ -9,27 +9,13 @@ import pytest
 from fake_desktops import FakeDesktop
 
 from env_server.episodes.download import Downloader
-from env_server.episodes.setup import SetupContext, run_verbs
-from env_server.evaluators.result_file import EpisodeCache
+from env_server.episodes.setup import run_verbs, setup_context
+from env_server.evaluators.episode_cache import EpisodeCache
 from env_server.settings import TaskLimits
-from osworld_pipeline.domain.task_schema.reading import check_verbs
 from osworld_pipeline.errors import ReplicaError, SetupError, TaskError
+from osworld_pipeline.task_schema.reading import check_verbs
 
 Answers = dict[str, httpx.Response]
-
-
-def context_of(desktop: FakeDesktop, *, limits: TaskLimits | None = None, web: Answers | None = None) -> SetupContext:
-    def answer(request: httpx.Request) -> httpx.Response:
-        return (web or {}).get(str(request.url), httpx.Response(404))
-
-    limits = limits or TaskLimits(download_hosts=("files.test",))
-    return SetupContext(
-        guest=desktop.guest,
-        cache=EpisodeCache(),
-        downloader=Downloader(limits, transport=httpx.MockTransport(answer)),
-        limits=limits,
-        screen=(800, 600),
-    )
 
 
 class NoBrowser(dict[str, Any]):
@@ -43,14 +29,24 @@ def verb(name: str, **parameters: Any) -> dict[str, Any]:
     return {"type": name, "parameters": parameters}
 
 
-async def run(desktop: FakeDesktop, *verbs: dict[str, Any], **options: Any) -> SetupContext:
-    is_before_grading = options.pop("is_before_grading", False)
-    context = context_of(desktop, **options)
+async def run(
+    desktop: FakeDesktop,
+    *verbs: dict[str, Any],
+    limits: TaskLimits | None = None,
+    web: Answers | None = None,
+    is_before_grading: bool = False,
+) -> EpisodeCache:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return (web or {}).get(str(request.url), httpx.Response(404))
+
+    cache, limits = EpisodeCache(), limits or TaskLimits(download_hosts=("files.test",))
+    downloader = Downloader(limits, transport=httpx.MockTransport(answer))
+    context = setup_context(desktop.guest, cache, downloader, limits=limits, screen=(800, 600))
     try:
         await run_verbs(verbs, context, is_before_grading=is_before_grading)
     finally:
-        await context.downloader.close()
-    return context
+        await downloader.close()
+    return cache
 
 
 async def test_verbs_run_in_order() -> None:
@@ -81,8 +77,8 @@ async def test_exit_status_of_a_command_does_not_matter_but_one_that_cannot_run_
 async def test_output_is_kept_for_the_grader() -> None:
     desktop = FakeDesktop("d")
     desktop.commands["a"] = (200, {"status": "success", "output": "out", "error": "err", "returncode": 0})
-    context = await run(desktop, verb("execute", command="a", stdout="o.txt", stderr="e.txt"))
-    kept = [context.cache.get(name) for name in ("o.txt", "e.txt")]
+    cache = await run(desktop, verb("execute", command="a", stdout="o.txt", stderr="e.txt"))
+    kept = [cache.get(name) for name in ("o.txt", "e.txt")]
     assert [file.data if file else None for file in kept] == [b"out", b"err"]
 
 
@@ -128,10 +124,9 @@ async def test_desktop_that_dies_during_set_up_is_a_replica_error() -> None:
         await run(desktop, verb("activate_window", window_name="a"))
 
 
-@pytest.mark.parametrize("seconds", [-1, 61, "1", True, None])
-async def test_sleep_is_a_bounded_number_of_seconds(seconds: object) -> None:
-    with pytest.raises(SetupError, match="a sleep must be 0 to 60 seconds"):
-        await run(FakeDesktop("d"), verb("sleep", seconds=seconds))
+async def test_sleep_is_bounded() -> None:
+    with pytest.raises(SetupError, match="a sleep must be 0 to 60 seconds, not 61"):
+        await run(FakeDesktop("d"), verb("sleep", seconds=61))
 
 
 WRONG = [
@@ -139,18 +134,30 @@ WRONG = [
     verb("open", path=""), verb("launch", command=[]), verb("download", files=["a"]),
     verb("download", files=[{"url": "http://files.test/a"}]), verb("upload_file", files=[{"content": "a"}]),
     verb("chrome_open_tabs", urls_to_open="https://a.test"), verb("chrome_close_tabs", urls_to_close=[1]),
-    verb("chrome_open_tabs"),
+    verb("chrome_open_tabs"), verb("sleep", seconds="1"), verb("sleep", seconds=-1), verb("sleep", seconds=True),
+    verb("sleep", seconds=None),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("wrong", [*WRONG, verb("sleep", seconds="1"), verb("sleep", seconds=-1)])
+@pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_parameters_are_refused_before_a_desktop_is_taken(wrong: dict[str, Any]) -> None:
     with pytest.raises(TaskError, match=rf"set-up verb 1 \({wrong['type']}\)"):
         check_verbs("t", [wrong])
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-async def test_wrong_parameters_are_a_set_up_error_that_names_the_verb(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        verb("execute", command="a", until={"stdout": 1}),
+        verb("download", files=[{"url": "", "path": "/a"}]),
+        verb("upload_file", files=[{"path": "/a", "content": 1, "local_path": "a"}]),
+        verb("upload_file", files=[{"path": "/a", "content_base64": "a"}]),
+    ],
+)
+async def test_values_that_fail_only_when_they_are_used_are_a_set_up_error_that_names_the_verb(
+    wrong: dict[str, Any],
+) -> None:
+    check_verbs("t", [wrong])
     with pytest.raises(SetupError, match=rf"set-up verb 1 \({wrong['type']}\)"):
         await run(FakeDesktop("d"), wrong)
 

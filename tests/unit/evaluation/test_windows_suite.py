@@ -9,10 +9,10 @@ import pytest
 from env_server.providers.qemu.qmp_input import qcodes_of
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import StepSignals
-from osworld_pipeline.domain.task_schema.reading import check_verbs, read_grader
 from osworld_pipeline.evaluation.suites import SUITES, Suite, SuiteTask, build_suite, needs_wine
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.reward import shape_reward
+from osworld_pipeline.task_schema.reading import check_verbs, read_grader
 
 NAMES = ("windows_basics", "wine_basics")
 LEVELS = {f"windows_level{level}" for level in range(1, 5)}

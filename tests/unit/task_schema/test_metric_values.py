@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.evaluators import desktop_metrics as desktop
-from env_server.evaluators import file_metrics as files
-from env_server.evaluators import text_metrics as texts
-from env_server.evaluators.result_file import ResultFile
+from osworld_pipeline.task_schema.context import ResultFile
+from osworld_pipeline.task_schema.metrics import desktop as desktop
+from osworld_pipeline.task_schema.metrics import files as files
+from osworld_pipeline.task_schema.metrics import texts as texts
 
 
 def a_file(text: str | bytes) -> ResultFile:

@@ -1,8 +1,7 @@
-"""What a task may say: one table for suites and the env server, true of the code, and unknown words refused by name."""
+"""What a task may say: one declaration for suites and the env server, and unknown words refused by name."""
 
 import inspect
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from env_server.episodes import setup
-from env_server.evaluators import getters, metrics
-from env_server.evaluators.describe import describe
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_schema.getters import GETTERS
-from osworld_pipeline.domain.task_schema.metrics import METRICS
-from osworld_pipeline.domain.task_schema.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
-from osworld_pipeline.domain.task_schema.reading import check_task, check_verbs, read_grader
-from osworld_pipeline.domain.task_schema.verbs import VERBS
 from osworld_pipeline.errors import TaskError
 from osworld_pipeline.evaluation.suites import SUITES, build_suite
+from osworld_pipeline.task_schema.describe import describe
+from osworld_pipeline.task_schema.getters import GETTERS
+from osworld_pipeline.task_schema.kinds import KINDS
+from osworld_pipeline.task_schema.metrics import METRICS
+from osworld_pipeline.task_schema.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
+from osworld_pipeline.task_schema.reading import check_task, check_verbs, read_grader
+from osworld_pipeline.task_schema.spec import Verb, collect
+from osworld_pipeline.task_schema.verbs import VERBS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "evaluators.md"
 COMMAND = {"type": "vm_command_line", "command": "a"}
@@ -48,40 +47,40 @@ def evaluator(func: str, result: Mapping[str, Any], expected: Mapping[str, Any] 
     return {"func": func, "result": result} | ({} if expected is None else {"expected": expected})
 
 
-def test_table_has_exactly_what_the_env_server_can_do() -> None:
-    assert set(VERBS) == set(setup.VERBS)
-    assert set(GETTERS) == set(getters.GETTERS)
-    assert set(METRICS) == set(metrics.METRICS)
-
-
 def test_what_is_said_to_be_osworlds_alone_is_not_ours() -> None:
     assert OSWORLD_VERBS.isdisjoint(VERBS)
     assert OSWORLD_GETTERS.isdisjoint(GETTERS)
     assert OSWORLD_METRICS.isdisjoint(METRICS)
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_verb_takes_the_parameters_that_the_table_names(name: str) -> None:
-    _, *parameters = inspect.signature(setup.VERBS[name]).parameters.values()
-    told = {key.name: key.is_required for key in VERBS[name].keys}
-    assert told == {one.name: one.default is one.empty for one in parameters}
+def test_declarations_are_complete() -> None:
+    for part in (*VERBS.values(), *GETTERS.values(), *METRICS.values()):
+        assert part.about.endswith("."), part.name
+        for key in part.keys:
+            assert key.about, (part.name, key.name)
+            assert key.kind in KINDS, (part.name, key.name)
+
+
+def test_name_and_requirement_of_a_key_are_the_parameters() -> None:
+    assert [(key.name, key.is_required) for key in VERBS["launch"].keys] == [("command", True), ("shell", False)]
+    assert [key.name for key in METRICS["check_json"].rules] == ["expect", "unexpect"]
+    assert [key.name for key in METRICS["check_json"].options] == ["is_yaml"]
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_metric_takes_the_sides_and_options_that_the_table_names(name: str) -> None:
-    parameters = inspect.signature(metrics.METRICS[name]).parameters.values()
-    options = {one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
-    assert {key.name for key in METRICS[name].options} == options
-    assert len(parameters) - len(options) == (1 if METRICS[name].expected is None else 2)
+def test_metric_takes_the_sides_that_it_declares_and_rules_by_name(name: str) -> None:
+    metric = METRICS[name]
+    positional = [
+        one for one in inspect.signature(metric.function).parameters.values() if one.kind is not one.KEYWORD_ONLY
+    ]
+    sides = [side for side in (metric.result, metric.expected) if side is not None]
+    assert len(positional) == len([side for side in sides if side != "rules"])
+    assert not metric.rules or "rules" in sides
 
 
-@pytest.mark.parametrize("name", GETTERS)
-def test_getter_reads_the_parameters_that_the_table_names(name: str) -> None:
-    source = inspect.getsource(getters.GETTERS[name])
-    if "_run(guest, config)" in source:
-        source += inspect.getsource(getters._run)
-    read = {key: "[" in how for how, key in re.findall(r"""config(\[|\.get\()["'](\w+)""", source)}
-    assert read == {key.name: key.is_required for key in GETTERS[name].keys}
+def test_two_parts_of_one_name_are_refused() -> None:
+    with pytest.raises(AssertionError, match="one name"):
+        collect(Verb, {"a": VERBS["launch"]}, {"b": VERBS["launch"]})
 
 
 def test_every_example_is_part_of_a_task_that_passes() -> None:
@@ -96,7 +95,7 @@ def test_every_example_is_part_of_a_task_that_passes() -> None:
 
 
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text() == describe(), "python -m env_server.evaluators.describe > docs/evaluators.md"
+    assert PAGE.read_text() == describe(), "python -m osworld_pipeline.task_schema.describe > docs/evaluators.md"
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,17 @@
 """Reads the set-up and the evaluator of a task, and refuses by name what cannot be executed or scored here."""
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.domain.task_schema.getters import GETTERS
-from osworld_pipeline.domain.task_schema.metrics import METRICS
-from osworld_pipeline.domain.task_schema.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
-from osworld_pipeline.domain.task_schema.spec import Key, Metric, State, fault_of
-from osworld_pipeline.domain.task_schema.verbs import VERBS
 from osworld_pipeline.errors import TaskError
+from osworld_pipeline.task_schema.getters import GETTERS
+from osworld_pipeline.task_schema.metrics import METRICS
+from osworld_pipeline.task_schema.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
+from osworld_pipeline.task_schema.spec import Key, Metric, State
+from osworld_pipeline.task_schema.verbs import VERBS
 
 INFEASIBLE = "infeasible"
 EVALUATOR_KEYS = ("func", "result", "expected", "options", "conj", "postconfig")
@@ -185,10 +185,11 @@ class _Reader:
             if name not in names:
                 listed = f"its {what}s are {', '.join(names)}" if names else f"it has no {what}s"
                 raise TaskError(f"{self.task}: {where} has no {what} {name!r}; {listed}")
-            if (fault := fault_of(names[name], value)) is not None:
+            if (fault := names[name].fault_of(value)) is not None:
                 raise TaskError(f"{self.task}: the {what} {name!r} of {where} {fault}")
-        for missing in _missing(keys, given):
-            raise TaskError(f"{self.task}: {where} needs the {what} {missing.name!r} ({missing.about})")
+        for key in keys:
+            if key.is_required and key.name not in given:
+                raise TaskError(f"{self.task}: {where} needs the {what} {key.name!r} ({key.about})")
 
     def _is_ours(self, what: str, name: object, ours: Mapping[str, Any], osworlds: Collection[str]) -> bool:
         """False for an accepted name that only OSWorld has."""
@@ -226,7 +227,3 @@ _OSWORLDS_WAY: Mapping[str, str] = {
 def _fits(gives: State, reads: State) -> bool:
     """A file is fetched bytes, which equal no value."""
     return gives == reads or (reads == "anything" and gives != "file")
-
-
-def _missing(keys: Sequence[Key], given: Mapping[str, Any]) -> Iterator[Key]:
-    return (key for key in keys if key.is_required and key.name not in given)

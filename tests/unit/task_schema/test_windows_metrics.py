@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from env_server.evaluators import windows_metrics as checkers
-from env_server.evaluators.result_file import ResultFile
-from env_server.evaluators.windows_metrics import windows_text
+from osworld_pipeline.task_schema.context import ResultFile
+from osworld_pipeline.task_schema.metrics import METRICS
+from osworld_pipeline.task_schema.metrics import windows as checkers
+from osworld_pipeline.task_schema.metrics.windows import windows_text
 
 MARKED = {
     "utf-8": codecs.BOM_UTF8,
@@ -46,8 +47,9 @@ def test_any_bytes_are_some_text(data: bytes) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=80), st.sampled_from(["exact_match", "date_format", "names_listed", "non_empty", "has_all"]))
 def test_any_file_has_one_of_the_scores(data: bytes, name: str) -> None:
-    rules = {"expected": "target" if name == "exact_match" else ["windows", "users"]}
-    assert getattr(checkers, f"windows_{name}")(a_file(data), rules) in {0.0, 0.1, 0.2, 0.5, 1.0}
+    metric = METRICS[f"windows_{name}"]
+    rules = {rule.name: "target" if name == "exact_match" else ["windows", "users"] for rule in metric.rules}
+    assert metric(a_file(data), rules) in {0.0, 0.1, 0.2, 0.5, 1.0}
 
 
 def test_what_is_no_utf_8_is_windows_1252() -> None:

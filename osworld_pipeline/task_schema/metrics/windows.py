@@ -1,16 +1,16 @@
 """Metrics over files that Windows programs wrote, in any encoding and with any line ends, with partial scores.
 
 The five checkers and their scores are the Windows example's: 1 for the requested result, 0.5 for most of it, 0.1 or 0.2
-for a file that exists and is not empty, 0 for no result. A missing file scores 0.
+for a file that exists and is not empty, 0 for no result.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated
 
-from env_server.evaluators.result_file import ResultFile
-
-Rules = Mapping[str, Any]
+from osworld_pipeline.task_schema.context import ResultFile
+from osworld_pipeline.task_schema.examples import FILE
+from osworld_pipeline.task_schema.spec import Rule, metric
 
 MOST = 0.5
 ANY_TEXT = 0.2
@@ -46,13 +46,15 @@ def _decoded(data: bytes) -> str:
         return data.decode("cp1252", "replace")
 
 
-def windows_exact_match(result: ResultFile | None, rules: Rules) -> float:
-    """1 if the trimmed text is the target, 0.5 if it contains it in any letter case, 0.2 for any other text.
+@metric("file", "rules", example=(FILE, {"expected": "milk"}))
+def windows_exact_match(result: ResultFile | None, *, expected: Annotated[str, Rule("the text")]) -> float:
+    """1 if a text file is the text, 0.5 if it contains it in any letter case, 0.2 for any other text. Encodings and
+    line ends of Windows are supported.
 
     Raises:
-        ValueError: the target is blank, which every text contains.
+        ValueError: the text is blank, which every file contains.
     """
-    target = _trimmed(str(rules["expected"]))
+    target = _trimmed(str(expected))
     if not target:
         raise ValueError("the expected text is blank: every file contains it")
     text = _text_of(result)
@@ -63,30 +65,34 @@ def windows_exact_match(result: ResultFile | None, rules: Rules) -> float:
     return ANY_TEXT if text else 0.0
 
 
-def windows_date_format(result: ResultFile | None, rules: Rules) -> float:
-    """1 if the text is a date such as 2026-11-22 and nothing else, 0.5 if it contains one, 0.1 for any other text."""
+@metric("file", "rules", example=(FILE, {}))
+def windows_date_format(result: ResultFile | None) -> float:
+    """1 if a text file is a date like 2026-11-22, 0.5 if it contains one, 0.1 for any text."""
     text = _text_of(result)
     if _DATE.fullmatch(text):
         return 1.0
     return MOST if _DATE.search(text) else ANY_CONTENT if text else 0.0
 
 
-def windows_names_listed(result: ResultFile | None, rules: Rules) -> float:
-    """1 if at least two of the `expected` names are in the text (in any letter case), 0.5 for one of them, 0.1 for any
-    other text."""
+@metric("file", "rules", example=(FILE, {"expected": ["ada.txt", "bob.txt"]}))
+def windows_names_listed(result: ResultFile | None, *, expected: Annotated[Sequence[str], Rule("the names")]) -> float:
+    """1 if a text file contains at least two of the names, in any letter case, 0.5 for one, 0.1 for any other text."""
     text = _text_of(result)
-    num_found = sum(name.casefold() in text.casefold() for name in _names(rules))
+    num_found = sum(name.casefold() in text.casefold() for name in _names(expected))
     return 1.0 if num_found >= 2 else MOST if num_found else ANY_CONTENT if text else 0.0
 
 
-def windows_non_empty(result: ResultFile | None, rules: Rules) -> float:
+@metric("file", "rules", example=(FILE, {}))
+def windows_non_empty(result: ResultFile | None) -> float:
+    """1 if a file contains more than white space."""
     return float(bool(_text_of(result)))
 
 
-def windows_has_all(result: ResultFile | None, rules: Rules) -> float:
-    """1 if each of the `expected` words is in the text, 0.5 for some of them, 0.1 for any other text."""
+@metric("file", "rules", example=(FILE, {"expected": ["milk", "bread"]}))
+def windows_has_all(result: ResultFile | None, *, expected: Annotated[Sequence[str], Rule("the words")]) -> float:
+    """1 if a text file contains each of the words, 0.5 for some of them, 0.1 for any other text."""
     text = _text_of(result)
-    found = [name in text for name in _names(rules)]
+    found = [name in text for name in _names(expected)]
     return 1.0 if all(found) else MOST if any(found) else ANY_CONTENT if text else 0.0
 
 
@@ -100,9 +106,9 @@ def _trimmed(text: str) -> str:
     return "\n".join(line.rstrip() for line in _with_line_feeds(text).strip().split("\n"))
 
 
-def _names(rules: Rules) -> list[str]:
+def _names(expected: Sequence[str]) -> list[str]:
     """ValueError if there is no name, or a blank one, which every text contains."""
-    names = [str(name) for name in rules["expected"]]
+    names = [str(name) for name in expected]
     if not names or not all(name.strip() for name in names):
         raise ValueError("the expected names are missing or blank: every file contains them")
     return names

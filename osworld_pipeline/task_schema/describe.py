@@ -1,19 +1,20 @@
-"""docs/evaluators.md, written from the task schema: `python -m env_server.evaluators.describe > docs/evaluators.md`"""
+"""docs/evaluators.md, written from the declarations: `python -m osworld_pipeline.task_schema.describe >
+docs/evaluators.md`"""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from osworld_pipeline.domain.task_schema.getters import GETTERS
-from osworld_pipeline.domain.task_schema.metrics import METRICS
-from osworld_pipeline.domain.task_schema.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
-from osworld_pipeline.domain.task_schema.spec import Getter, Key, Metric, State
-from osworld_pipeline.domain.task_schema.verbs import VERBS
+from osworld_pipeline.task_schema.getters import GETTERS
+from osworld_pipeline.task_schema.metrics import METRICS
+from osworld_pipeline.task_schema.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
+from osworld_pipeline.task_schema.spec import Key, Metric, State
+from osworld_pipeline.task_schema.verbs import VERBS
 
 HEAD = """# Verbs, getters and metrics of a task
 A task prepares its desktop with set-up verbs. Its evaluator reads state with getters and compares it with metrics.
 All have OSWorld's names and scores. This page lists them; it is generated from the code (`python -m
-env_server.evaluators.describe > docs/evaluators.md`).
+osworld_pipeline.task_schema.describe > docs/evaluators.md`).
 
 A task suite is checked against these lists when it is loaded, and an env server checks each task again before it
 leases a desktop. An unknown verb, getter, metric, parameter, rule or option is refused with a message that lists the
@@ -43,17 +44,13 @@ def describe() -> str:
         parts += [f"### {verb.name}", verb.about, *_table("parameter", verb.keys), _example(verb.example)]
     parts += ["## Getters", *_index(GETTERS)]
     for getter in GETTERS.values():
-        parts += _getter(getter)
+        about = f"{getter.about} Returns {GIVES[getter.gives]}."
+        parts += [f"### {getter.name}", about, *_table("parameter", getter.keys), _example(getter.example)]
     parts += ["## Metrics", *_index(METRICS)]
     for metric in METRICS.values():
         parts += _metric(metric)
     parts += ["## Only in desktop-env", *_osworlds()]
     return "\n\n".join(parts) + "\n"
-
-
-def _getter(getter: Getter) -> list[str]:
-    about = f"{getter.about} Returns {GIVES[getter.gives]}."
-    return [f"### {getter.name}", about, *_table("parameter", getter.keys), _example(getter.example)]
 
 
 def _metric(metric: Metric) -> list[str]:

@@ -1,67 +1,9 @@
-"""Types for the verbs, getters and metrics of tasks, and the valid values of their parameters."""
+"""The valid values of parameters, rules and options."""
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
-
-State = Literal["text", "file", "size", "tree", "rules", "anything"]
-"""The output of a getter and the input of a metric."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Key:
-    """A parameter, a rule or an option."""
-
-    name: str
-    kind: str = "text"
-    """One of KINDS."""
-    about: str
-    is_required: bool = False
-    may_be_empty: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verb:
-    name: str
-    about: str
-    keys: tuple[Key, ...]
-    """Keys of `parameters`."""
-    example: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Getter:
-    name: str
-    about: str
-    gives: State
-    keys: tuple[Key, ...] = ()
-    """Keys besides `type`."""
-    example: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    name: str
-    about: str
-    result: State
-    expected: State | None
-    """None: it has no `expected`."""
-    rules: tuple[Key, ...] = ()
-    """Keys of the side that reads rules."""
-    needs_a_rule: bool = False
-    """At least one rule must be set; otherwise every desktop fulfils the metric."""
-    options: tuple[Key, ...] = ()
-    example: Mapping[str, Any]
-    """A whole `evaluator`."""
-
-
-def fault_of(key: Key, value: Any) -> str | None:
-    """The problem of a value, as the end of a sentence; None for a valid one."""
-    if value in ("", [], {}):
-        return "is empty" if key.is_required and not key.may_be_empty else None
-    return None if KINDS[key.kind](value) else f"is invalid; expected: {key.kind}"
+from typing import Any
 
 
 def _is_text(value: Any) -> bool:

@@ -1,13 +1,16 @@
-"""A file as a getter fetched it: bytes with a name, never a path on this machine, so grading leaves no files behind.
-The bytes that a policy can make the server hold are limited for each check and for the whole server."""
+"""The files of an episode, in memory. The bytes that a policy can make the server hold are limited for each check and
+for the whole server."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 from env_server.guest_client import FileTooLargeError
 from osworld_pipeline.errors import EvaluatorError
+from osworld_pipeline.task_schema.context import ResultFile
+
+log = logging.getLogger("env_server")
 
 SMALL_BYTES = 4 << 20
 """Of all files of one check together; every check may hold this much at any time."""
@@ -17,17 +20,6 @@ MAX_CHECK_BYTES = 64 << 20
 """Of all files of one check together."""
 NUM_LARGE_CHECKS = 8
 """Checks of one server that may hold more than SMALL_BYTES at a time."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResultFile:
-    name: str
-    data: bytes = field(repr=False)
-
-    @property
-    def text(self) -> str:
-        """UTF-8 with universal newlines, as OSWorld's open() reads it. Raises UnicodeDecodeError."""
-        return self.data.decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
 class LargeChecks(asyncio.Semaphore):
@@ -75,24 +67,27 @@ class EpisodeCache:
         """The file that `read` returns. `read` is called with the most bytes to read and returns None if there is no
         file. Waits for a free slot if this check would hold more than SMALL_BYTES. To be called within `check`.
 
-        Raises:
-            FileTooLargeError: the file exceeds the limit of a file, or of all files of its check.
-        """
-        held = _num_bytes(self._fetched)
-        data = None
-        if not self._is_large:
-            try:
-                data = await read(SMALL_BYTES - held)
-            except FileTooLargeError:
-                await self._large_checks.acquire()
-                self._is_large = True
-        if self._is_large:
-            data = await read(min(MAX_FILE_BYTES, MAX_CHECK_BYTES - held))
+        Also None for a file that is too large to be an answer: a policy must not cause a fault by writing one."""
+        try:
+            data = await self._read(read)
+        except FileTooLargeError as error:
+            log.warning("%s: graded as a missing file", error)
+            return None
         if data is None:
             return None
         file = ResultFile(name=name, data=data)
         self._fetched[name] = file
         return file
+
+    async def _read(self, read: Callable[[int], Awaitable[bytes | None]]) -> bytes | None:
+        held = _num_bytes(self._fetched)
+        if not self._is_large:
+            try:
+                return await read(SMALL_BYTES - held)
+            except FileTooLargeError:
+                await self._large_checks.acquire()
+                self._is_large = True
+        return await read(min(MAX_FILE_BYTES, MAX_CHECK_BYTES - held))
 
     def __iter__(self) -> Iterator[ResultFile]:
         return iter(list((self._files | self._fetched).values()))

@@ -1,5 +1,4 @@
-"""Metrics over fetched files. A file that does not exist (None) scores 0, as in OSWorld; a missing expected file is a
-fault of the grader and raises."""
+"""Metrics over fetched files. A missing expected file is a fault of the grader and raises."""
 
 import csv
 import difflib
@@ -7,20 +6,29 @@ import io
 import json
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
+from osworld_pipeline.task_schema.context import ResultFile
+from osworld_pipeline.task_schema.examples import FILE, WANTED_FILE, file_at
+from osworld_pipeline.task_schema.spec import Key, Rule, metric
 
-from env_server.evaluators.result_file import ResultFile
+_PATTERNS = "list of regular expressions"
+_Objects = Sequence[Mapping[str, Any]]
+_METHODS = "`key` is the path of a value; `method`: eq, ne, lt, le, gt, ge, re, approx:0.1 or range.te"
+_COMPARISONS = "list of objects with key (a list), method and ref"
 
-Rules = Mapping[str, Any]
 
-
+@metric("file", "file", example=(FILE, WANTED_FILE))
 def compare_text_file(
-    actual: ResultFile | None, expected: ResultFile, *, ignore_blanks: bool = False, ignore_case: bool = False
+    actual: ResultFile | None,
+    expected: ResultFile,
+    *,
+    ignore_blanks: Annotated[bool, Key("whether white space counts as one blank")] = False,
+    ignore_case: Annotated[bool, Key("whether letter case is ignored")] = False,
 ) -> float:
+    """1 if two files have the same text."""
     if actual is None:
         return 0.0
     texts = []
@@ -34,8 +42,9 @@ def compare_text_file(
     return float(texts[0] == texts[1])
 
 
+@metric("file", "file", example=(FILE, WANTED_FILE))
 def diff_text_file(result: ResultFile | None, expected: ResultFile) -> float:
-    """Similarity of the lines, 0..1."""
+    """Similarity of the lines of two files, 0 to 1."""
     if result is None:
         return 0.0
     expected_lines, text = expected.text.splitlines(), _agent_text(result)
@@ -44,8 +53,11 @@ def diff_text_file(result: ResultFile | None, expected: ResultFile) -> float:
     return difflib.SequenceMatcher(a=text.splitlines(), b=expected_lines).ratio()
 
 
+@metric("file", "file", example=(FILE, WANTED_FILE))
 def compare_result_files(result: ResultFile | None, expected: ResultFile | None) -> float:
-    """Equal contents; a numeric answer may also be contained in the result, or be equal within 1e-4."""
+    """1 if two files have the same text, or the same number.
+
+    A numeric answer may also be contained in the result, or be equal within 1e-4."""
     if result is None or expected is None:
         return 0.0
     expected_text, result_text = expected.text.strip(), (_agent_text(result) or "").strip()
@@ -61,27 +73,35 @@ def compare_result_files(result: ResultFile | None, expected: ResultFile | None)
         return 0.0
 
 
-def file_contains(result: ResultFile | None, rules: Rules) -> float:
-    expected = rules["expected"]
-    text = None if result is None else _agent_text(result)
+@metric("file", "rules", example=(FILE, {"expected": ["milk", "bread"]}))
+def file_contains(result: ResultFile | None, *, expected: Annotated[Sequence[str], Rule("the texts")]) -> float:
+    """1 if a file contains all of these texts."""
+    text = _agent_text(result)
     return 0.0 if text is None else float(all(part in text for part in expected))
 
 
-def check_line_number(result: ResultFile | None, rules: Rules) -> float:
-    """As many lines with a time of day as expected."""
-    expected = int(rules["expected"])
-    text = None if result is None else _agent_text(result)
+@metric("file", "rules", example=(FILE, {"expected": 3}))
+def check_line_number(
+    result: ResultFile | None, *, expected: Annotated[int | str, Rule("the number", "whole number")]
+) -> float:
+    """1 if this number of lines of a file contain a time of day (12:30:00)."""
+    text = _agent_text(result)
     if text is None:
         return 0.0
     pattern = re.compile(r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)")
-    return float(sum(bool(pattern.search(line)) for line in text.splitlines()) == expected)
+    return float(sum(bool(pattern.search(line)) for line in text.splitlines()) == int(expected))
 
 
-def check_list(result: ResultFile | None, rules: Rules) -> float:
-    """Each `expect` pattern is found in some line, no `unexpect` pattern in any."""
-    expected = [re.compile(pattern) for pattern in rules.get("expect", [])]
-    unexpected = [re.compile(pattern) for pattern in rules.get("unexpect", [])]
-    text = None if result is None else _agent_text(result)
+@metric("file", "rules", example=(FILE, {"expect": ["^milk$"], "unexpect": ["beer"]}))
+def check_list(
+    result: ResultFile | None,
+    *,
+    expect: Annotated[Sequence[str], Rule("required patterns", _PATTERNS)] = (),
+    unexpect: Annotated[Sequence[str], Rule("forbidden patterns", _PATTERNS)] = (),
+) -> float:
+    """1 if every `expect` matches some line of a file, and no `unexpect` matches any."""
+    expected, unexpected = [re.compile(pattern) for pattern in expect], [re.compile(pattern) for pattern in unexpect]
+    text = _agent_text(result)
     if text is None:
         return 0.0
     lines = text.splitlines()
@@ -89,9 +109,15 @@ def check_list(result: ResultFile | None, rules: Rules) -> float:
     return float(has_all and not any(pattern.search(line) for pattern in unexpected for line in lines))
 
 
-def check_csv(result: ResultFile | None, rules: Rules) -> float:
-    """Some record has each `expect` entry's values, none has an `unexpect` entry's."""
-    text = None if result is None else _agent_text(result)
+@metric("file", "rules", example=(file_at("/home/user/people.csv"), {"expect": [{"name": "Ada", "born": "1815"}]}))
+def check_csv(
+    result: ResultFile | None,
+    *,
+    expect: Annotated[_Objects, Rule("column and value pairs, one object per row", "list of objects")] = (),
+    unexpect: Annotated[_Objects, Rule("the same", "list of objects")] = (),
+) -> float:
+    """1 if a CSV file has a row for each `expect`, and none for any `unexpect`."""
+    text = _agent_text(result)
     if text is None:
         return 0.0
     try:
@@ -102,13 +128,24 @@ def check_csv(result: ResultFile | None, rules: Rules) -> float:
     def occurs(pattern: Mapping[str, str]) -> bool:
         return any(all(record.get(key) == value for key, value in pattern.items()) for record in records)
 
-    has_all = all(occurs(pattern) for pattern in rules.get("expect", []))
-    return float(has_all and not any(occurs(pattern) for pattern in rules.get("unexpect", [])))
+    return float(all(map(occurs, expect)) and not any(map(occurs, unexpect)))
 
 
-def check_json(result: ResultFile | None, rules: Rules, *, is_yaml: bool = False) -> float:
-    """Values at key paths satisfy their rules (`method`, `ref`)."""
-    text = None if result is None else _agent_text(result)
+@metric(
+    "file", "rules", example=(file_at("/home/user/settings.json"),
+                              {"expect": [{"key": ["editor", "tab"], "method": "eq", "ref": 4}]}),
+)  # fmt: skip
+def check_json(
+    result: ResultFile | None,
+    *,
+    expect: Annotated[_Objects, Rule(_METHODS, _COMPARISONS)] = (),
+    unexpect: Annotated[_Objects, Rule("the same", _COMPARISONS)] = (),
+    is_yaml: Annotated[bool, Key("whether the file is YAML")] = False,
+) -> float:
+    """1 if values of a JSON file fulfil every `expect` and no `unexpect`."""
+    import yaml  # here: only the env server has it
+
+    text = _agent_text(result)
     try:
         data = None if text is None else yaml.safe_load(text) if is_yaml else json.loads(text)
     # A ValueError is invalid JSON, or an impossible date in YAML.
@@ -116,20 +153,20 @@ def check_json(result: ResultFile | None, rules: Rules, *, is_yaml: bool = False
         return 0.0
     if data is None:
         return 0.0
-    for rule in rules.get("expect", []):
+    for rule in expect:
         is_there, value = _walk(data, rule["key"])
         if not is_there or not _fulfils(value, rule):
             return 0.0
-    for rule in rules.get("unexpect", []):
+    for rule in unexpect:
         if _fulfils(_walk(data, rule["key"])[1], rule):
             return 0.0
     return 1.0
 
 
-def _agent_text(file: ResultFile) -> str | None:
+def _agent_text(file: ResultFile | None) -> str | None:
     """None for bytes that are not text: an invalid file of the agent is its failure, not a crash of the grader."""
     try:
-        return file.text
+        return None if file is None else file.text
     except UnicodeDecodeError:
         return None
 
@@ -143,7 +180,7 @@ def _walk(data: Any, path: Iterable[Any]) -> tuple[bool, Any]:
     return True, data
 
 
-def _fulfils(value: Any, rule: Rules) -> bool:
+def _fulfils(value: Any, rule: Mapping[str, Any]) -> bool:
     method, ref = str(rule["method"]), rule["ref"]
     if method.startswith("re"):
         flags = reduce(operator.or_, (re.RegexFlag[name] for name in method.split(".")[1:]), re.RegexFlag(0))
