@@ -32,7 +32,7 @@ def setup_context(
         cache=cache,
         screen=screen,
         download=downloader.fetch,
-        read_upload=partial(_read_upload, limits.upload_root),
+        read_upload=lambda path: asyncio.to_thread(_read_upload, limits.upload_root, path),
         open_tabs=partial(browser.open_tabs, guest),
         close_tabs=partial(browser.close_tabs, guest),
         command_limit_s=limits.setup_timeout_s,
@@ -54,8 +54,7 @@ async def run_verbs(
         try:
             await verb(context, **item.get("parameters", {}))
         except SetupError as error:
-            ignored = ("is ignored", "is ignored before grading") if is_before_grading else ("is ignored",)
-            if verb.failure not in ignored:
+            if verb.failure != "is ignored" and not (is_before_grading and verb.failure == "is ignored before grading"):
                 raise SetupError(f"set-up verb {index} ({verb.name}) failed: {error}") from error
             log.warning("verb %d (%s) had no effect: %s", index, verb.name, error)
         except (TypeError, AttributeError, KeyError) as error:
@@ -63,15 +62,11 @@ async def run_verbs(
             raise SetupError(f"set-up verb {index} ({verb.name}) has wrong parameters: {error}") from error
 
 
-async def _read_upload(root: Path | None, local_path: str) -> bytes:
+def _read_upload(root: Path | None, local_path: str) -> bytes:
     if root is None:
         raise SetupError(
             f"{local_path!r} is a file of this server, and uploads are not allowed; start it with --upload-root"
         )
-    return await asyncio.to_thread(_read_below, root, local_path)
-
-
-def _read_below(root: Path, local_path: str) -> bytes:
     source = (root / local_path).resolve()
     if not source.is_relative_to(root.resolve()):
         raise SetupError(f"{local_path!r} is outside the server's upload folder")

@@ -70,12 +70,8 @@ class Files(Protocol):
 
 
 class Guest(Programs, Windows, Screen, Files, Protocol):
-    """A desktop's guest agent. None is something that does not exist.
-
-    Raises:
-        ReplicaError: the desktop is gone, or its programs were tampered with.
-        SetupError: it refuses a part of a set-up.
-    """
+    """A desktop's guest agent. None is something that does not exist. Each method raises ReplicaError if the desktop is
+    gone or was tampered with; those of a set-up raise SetupError if it is refused."""
 
 
 class Cache(Protocol):

@@ -86,14 +86,8 @@ def _laid_out(value: Mapping[str, Any]) -> str:
 
 
 def _osworlds() -> list[str]:
-    return [
-        f"{what}: {', '.join(f'`{name}`' for name in sorted(names))}."
-        for what, names in (
-            ("Set-up verbs", OSWORLD_VERBS),
-            ("Getters", OSWORLD_GETTERS),
-            ("Metrics", OSWORLD_METRICS),
-        )
-    ]
+    groups = (("Set-up verbs", OSWORLD_VERBS), ("Getters", OSWORLD_GETTERS), ("Metrics", OSWORLD_METRICS))
+    return [f"{what}: {', '.join(f'`{name}`' for name in sorted(names))}." for what, names in groups]
 
 
 if __name__ == "__main__":

@@ -95,9 +95,7 @@ async def list_directory(
 async def cache_file(guest: Guest, cache: Cache, *, path: Annotated[str, Key("that name")]) -> ResultFile:
     """Output that a set-up verb stored under a name (`stdout` and `stderr` of `execute`).
 
-    Raises:
-        KeyError: no verb did: the task file is wrong.
-    """
+    KeyError if no verb did: the task file is wrong."""
     file = cache.get(path)
     if file is None:
         raise KeyError(f"no set-up verb stored a file named {path!r}")

@@ -37,7 +37,7 @@ async def execute(
     until: Until = None,
 ) -> None:
     """Runs a command until it exits; failures are ignored."""
-    import asyncio  # here: importing it takes as long as loading a suite
+    import asyncio  # here: a program that only checks tasks does not need it
 
     filled = _fill(command, context)
     deadline, num_failures = time.monotonic() + UNTIL_TIMEOUT_S, 0

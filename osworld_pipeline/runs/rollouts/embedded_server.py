@@ -18,15 +18,13 @@ from typing import ClassVar
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.runs.code_version import code_version
+from osworld_pipeline.task_schema.version import code_digest
 
 READY_TIMEOUT_S = 120.0
 WINE_READY_TIMEOUT_S = 480.0
 """The first start creates drive C:."""
 STOP_GRACE_S = 15.0
-SERVER = (
-    *(f"env_server{name}" for name in ("", ".providers", ".guest", ".evaluators")),
-    *(f"osworld_pipeline.task_schema{name}" for name in ("", ".metrics")),
-)
+SERVER = tuple(f"env_server{name}" for name in ("", ".providers", ".guest", ".evaluators"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,10 +136,10 @@ def _running(spec: ServerSpec) -> Iterator[tuple[EnvServers, subprocess.Popen[by
 
 def embedded_identity() -> str:
     """Identifies what the embedded server's desktops and graders are made from, without starting it: the server's
-    sources and the time when this machine's list of Debian packages last changed."""
+    sources, the code of getters and metrics, and the time when this machine's list of Debian packages last changed."""
     packages = Path("/var/lib/dpkg/status")
     stamp = packages.stat().st_mtime_ns if packages.is_file() else 0
-    return f"{code_version(*SERVER)}-{stamp}"
+    return f"{code_version(*SERVER)}-{code_digest()[:12]}-{stamp}"
 
 
 def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log_path: Path, start: int, *, timeout_s: float) -> str:

@@ -1,13 +1,11 @@
 """Metrics of OSWorld's `os` tasks, on the output of a desktop's own tools."""
 
 import ast
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Any
 
-from osworld_pipeline.task_schema.examples import output_of
-from osworld_pipeline.task_schema.spec import Rule, metric
-
-Names = Annotated[Sequence[str], Rule("the names", may_be_empty=True)]
+from osworld_pipeline.task_schema.examples import Names, output_of
+from osworld_pipeline.task_schema.spec import metric
 
 
 @metric(

@@ -11,12 +11,11 @@ from functools import reduce
 from typing import Annotated, Any
 
 from osworld_pipeline.task_schema.context import ResultFile
-from osworld_pipeline.task_schema.examples import FILE, WANTED_FILE, file_at
+from osworld_pipeline.task_schema.examples import FILE, METHODS, WANTED_FILE, file_at
 from osworld_pipeline.task_schema.spec import Key, Rule, metric
 
 _PATTERNS = "list of regular expressions"
 _Objects = Sequence[Mapping[str, Any]]
-_METHODS = "`key` is the path of a value; `method`: eq, ne, lt, le, gt, ge, re, approx:0.1 or range.te"
 _COMPARISONS = "list of objects with key (a list), method and ref"
 
 
@@ -138,7 +137,7 @@ def check_csv(
 def check_json(
     result: ResultFile | None,
     *,
-    expect: Annotated[_Objects, Rule(_METHODS, _COMPARISONS)] = (),
+    expect: Annotated[_Objects, Rule(METHODS, _COMPARISONS)] = (),
     unexpect: Annotated[_Objects, Rule("the same", _COMPARISONS)] = (),
     is_yaml: Annotated[bool, Key("whether the file is YAML")] = False,
 ) -> float:

@@ -98,9 +98,7 @@ def check_direct_json_object(
             result = json.loads(result.strip().replace("'", '"'))
         except (ValueError, RecursionError):
             return 0.0  # invalid output of an agent is its failure, not a crash of the grader
-    if result is None or "__EVALUATION_FAILED__" in expected.values():
-        return 0.0
-    if not isinstance(result, Mapping):
+    if not isinstance(result, Mapping) or "__EVALUATION_FAILED__" in expected.values():
         return 0.0
     if expect_in_result:
         return float(all(_lies_in(value, result.get(key)) for key, value in expected.items()))

@@ -51,9 +51,7 @@ def windows_exact_match(result: ResultFile | None, *, expected: Annotated[str, R
     """1 if a text file is the text, 0.5 if it contains it in any letter case, 0.2 for any other text. Encodings and
     line ends of Windows are supported.
 
-    Raises:
-        ValueError: the text is blank, which every file contains.
-    """
+    ValueError if the text is blank, which every file contains."""
     target = _trimmed(str(expected))
     if not target:
         raise ValueError("the expected text is blank: every file contains it")

@@ -15,11 +15,10 @@ from osworld_pipeline.errors import TaskError
 from osworld_pipeline.evaluation.suites import SUITES, build_suite
 from osworld_pipeline.task_schema.describe import describe
 from osworld_pipeline.task_schema.getters import GETTERS
-from osworld_pipeline.task_schema.kinds import KINDS
 from osworld_pipeline.task_schema.metrics import METRICS
 from osworld_pipeline.task_schema.osworld import OSWORLD_GETTERS, OSWORLD_METRICS, OSWORLD_VERBS
 from osworld_pipeline.task_schema.reading import check_task, check_verbs, read_grader
-from osworld_pipeline.task_schema.spec import Verb, collect
+from osworld_pipeline.task_schema.spec import KINDS, Verb, collect
 from osworld_pipeline.task_schema.verbs import VERBS
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "evaluators.md"
