@@ -7,6 +7,7 @@ from typing import Any
 from osworld_pipeline.dialects.actions import CLICKS, Vocabulary, normalise
 from osworld_pipeline.dialects.commands import POINT_FUNCTIONS
 from osworld_pipeline.dialects.coordinates import CoordinateSpace
+from osworld_pipeline.domain.python_text import parse_python
 from osworld_pipeline.errors import ActionParseError
 
 SLIME_VOCABULARY = Vocabulary(
@@ -31,8 +32,8 @@ def action_from_call(source: str, space: CoordinateSpace = "model_pixels") -> di
         ActionParseError: it is not such a call, or no action can express it.
     """
     try:
-        node = ast.parse(source.strip(), mode="eval").body
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        node = parse_python(source.strip(), "eval").body
+    except ValueError as error:
         raise ActionParseError("the pyautogui call is not Python") from error
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         raise ActionParseError("not a call of a pyautogui function")

@@ -2,11 +2,11 @@
 never run. All commands from a model to a desktop pass through this module."""
 
 import ast
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from osworld_pipeline.domain.python_text import parse_python
 from osworld_pipeline.errors import ActionParseError
 
 SPECIAL_ACTIONS = ("WAIT", "DONE", "FAIL")
@@ -59,13 +59,9 @@ def parse_pyautogui(text: str) -> tuple[Call, ...]:
 
 def _parse(text: str) -> ast.Module:
     try:
-        with warnings.catch_warnings():
-            # A model's "C:\dir" is a string with a backslash; suppress the warning.
-            warnings.simplefilter("ignore")
-            return ast.parse("\n".join(line.strip() for line in text.strip().splitlines()))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        reason = error.msg if isinstance(error, SyntaxError) else str(error) or type(error).__name__
-        raise ActionParseError(f"the action {text.strip()[:80]!r} is not Python: {reason}") from error
+        return parse_python("\n".join(line.strip() for line in text.strip().splitlines()))
+    except ValueError as error:
+        raise ActionParseError(f"the action {text.strip()[:80]!r} is not Python: {error}") from error
 
 
 def _is_tolerated_import(statement: ast.stmt) -> bool:

@@ -208,7 +208,11 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _remove(data: dict[str, Any], key: str) -> None:
+    """Raises RecipeError if `key` is below a value."""
     *tables, last = key.split(".")
     for table in tables:
-        data = data.get(table) or {}
+        below = data.get(table, {})
+        if not isinstance(below, dict):
+            raise RecipeError(f"there is no key {key}: {table} has a value, and is not a table")
+        data = below
     data.pop(last, None)

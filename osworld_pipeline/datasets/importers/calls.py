@@ -4,7 +4,6 @@ reason. The code is neither run nor guessed."""
 import ast
 import math
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 
 from osworld_pipeline.dialects.slime_actions import normalise_action
 from osworld_pipeline.domain.pyautogui import MAX_TEXT_CHARS, SPECIAL_ACTIONS, Call, parse_pyautogui
+from osworld_pipeline.domain.python_text import parse_python
 from osworld_pipeline.errors import ActionParseError
 
 Arguments = Mapping[str, Any]
@@ -74,10 +74,8 @@ def _pieces(code: str) -> Iterator[str]:
     not Python is passed to the parser, which refuses it."""
     body: list[ast.stmt] | None = None
     for text in (code, "\n".join(line.strip() for line in code.splitlines())):
-        with suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
-            # A recorded "C:\dir" is a string with a backslash; suppress the warning.
-            warnings.simplefilter("ignore")
-            body = ast.parse(text).body
+        with suppress(ValueError):
+            body = parse_python(text).body
             break
     if body is None:
         yield code
@@ -95,12 +93,12 @@ def _computer_call(text: str) -> list[Call]:
     if not text.startswith("computer."):
         return []
     try:
-        node = ast.parse(text, mode="eval").body
+        node = parse_python(text, "eval").body
         assert isinstance(node, ast.Call)
         assert isinstance(node.func, ast.Attribute)
         args = tuple(ast.literal_eval(arg) for arg in node.args)
         kwargs = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords if keyword.arg}
-    except (SyntaxError, ValueError, TypeError, AssertionError, RecursionError, MemoryError) as error:
+    except (ValueError, TypeError, AssertionError, RecursionError, MemoryError) as error:
         raise ActionParseError(f"not a call with literal arguments: {text[:80]}") from error
     if node.func.attr == "wait":
         return [Call(name="WAIT")]
