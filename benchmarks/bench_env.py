@@ -1,5 +1,5 @@
-"""`python -m benchmarks.bench_env [throughput|local|qemu|all]`: the env server's speed as ratios with spread over
-several rounds, against a named baseline, with the bottleneck of each figure."""
+"""`python -m benchmarks.bench_env [throughput|local|watching|qemu|all]`: the env server's speed as ratios with spread
+over several rounds, against a named baseline, with the bottleneck of each figure."""
 
 import argparse
 import json
@@ -15,10 +15,11 @@ from benchmarks.processes import BenchmarkError
 from benchmarks.qemu import run_qemu
 from benchmarks.spread import show_machine
 from benchmarks.throughput import run_throughput
+from benchmarks.watching import run_watching
 from osworld_pipeline.errors import PipelineError
 
 LEVELS = (1, 8, 32, 64, 128)
-BENCHES = ("throughput", "local", "qemu")
+BENCHES = ("throughput", "local", "watching", "qemu")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +51,8 @@ def _run(bench: str, console: Console, arguments: argparse.Namespace) -> list[di
         )
     if bench == "local":
         return run_local(console, rounds=arguments.rounds, state_dir=arguments.state_dir)
+    if bench == "watching":
+        return run_watching(console, rounds=arguments.rounds, state_dir=arguments.state_dir)
     return run_qemu(console, rounds=arguments.rounds, state_dir=arguments.qemu_state_dir)
 
 

@@ -184,7 +184,7 @@ class TimedDesktop:
         info = DesktopInfo(replica_id="stub", provider="stub", image_digest="stub", grader_version="stub")
         return self._observe(), info
 
-    async def act(self, command: str, *, pause_s: float) -> Observation:
+    async def act(self, command: str, *, pause_s: float, note: str = "") -> Observation:
         await asyncio.sleep(0)
         return self._observe()
 

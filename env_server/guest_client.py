@@ -4,7 +4,7 @@ set-up verb that it refuses is a SetupError."""
 
 import asyncio
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -46,6 +46,16 @@ MAX_BYTES_OF: Mapping[str, int] = {
     "/wallpaper": 260 * _MIB,
 }
 """For longer answers: above the limits of our own guest agent, and of a command's 16 MiB encoded as JSON."""
+
+
+MAX_FRAME_BYTES = 4 * _MIB
+FRAMES_SILENCE_S = 15.0
+"""A stream of frames without a sign of life for this time is lost."""
+JPEG_START = b"\xff\xd8\xff"
+
+
+class NoFramesError(ReplicaError):
+    """The guest cannot send a stream of its screen; its screenshots work."""
 
 
 class FileTooLargeError(EvaluatorError):
@@ -111,6 +121,48 @@ class GuestClient:
         if not answer.headers.get("content-type", "").startswith("image/"):
             raise ReplicaError(f"the guest of {self._name} answered /screenshot without an image; replace the replica")
         return answer.content
+
+    async def frames(self, *, width: int, interval_s: float) -> AsyncGenerator[bytes, None]:
+        """Our extension: a JPEG, at most `width` pixels wide, of the screen and of each change of it, at most one every
+        `interval_s`. Ends after minutes.
+
+        Raises:
+            NoFramesError: the guest has no frames.
+            ReplicaError: it is gone, is silent, or sends something else.
+        """
+        if self._http.is_closed:
+            raise ReplicaError(f"the desktop {self._name} is stopped and has no frames; start another")
+        params = {"width": str(width), "interval_s": f"{interval_s:g}"}
+        try:
+            async with self._http.stream("GET", "/frames", params=params, timeout=FRAMES_SILENCE_S) as stream:
+                if stream.status_code in (404, 405):
+                    raise NoFramesError(f"the guest of {self._name} has no frames")
+                if stream.status_code != 200:
+                    raise ReplicaError(f"the guest of {self._name} answered /frames with {stream.status_code}")
+                async for picture in self._pictures(stream):
+                    yield picture
+        except httpx.HTTPError as error:
+            raise ReplicaError(
+                f"the guest of {self._name} cannot be reached for /frames ({type(error).__name__})"
+            ) from error
+
+    async def _pictures(self, stream: httpx.Response) -> AsyncIterator[bytes]:
+        """The records of a stream of frames, without the empty ones."""
+        held = bytearray()
+        async for part in stream.aiter_raw():
+            held += part
+            while len(held) >= 4:
+                end = 4 + int.from_bytes(held[:4], "big")
+                if end > MAX_FRAME_BYTES:
+                    raise ReplicaError(f"the guest of {self._name} sent a frame of {end:,} bytes")
+                if len(held) < end:
+                    break
+                picture = bytes(held[4:end])
+                del held[:end]
+                if picture and not picture.startswith(JPEG_START):
+                    raise ReplicaError(f"the guest of {self._name} sent a frame that is no JPEG")
+                if picture:
+                    yield picture
 
     async def accessibility(self, *, timeout_s: float = 60.0) -> str:
         """The accessibility tree as OSWorld's XML."""

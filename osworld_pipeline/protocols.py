@@ -29,9 +29,9 @@ class Desktop(Protocol):
 
     async def reset(self, task: Task) -> tuple[Observation, DesktopInfo]: ...
 
-    async def act(self, command: str, *, pause_s: float) -> Observation:
-        """`command`: a pyautogui call, or WAIT, DONE, FAIL. Raises ActionParseError for a call that the desktop
-        refuses."""
+    async def act(self, command: str, *, pause_s: float, note: str = "") -> Observation:
+        """`command`: a pyautogui call, or WAIT, DONE, FAIL; `note`: what the policy said, for people who watch. Raises
+        ActionParseError for a call that the desktop refuses."""
         ...
 
     async def score(self) -> float:

@@ -55,7 +55,9 @@ def slime_router(episodes: EpisodeTable) -> APIRouter:
     async def step(message: StepRequest) -> Response:
         """Executes one action and returns the observation. With `step` it may be sent again."""
         episode = episodes.find(message.episode_id)
-        result = await episode.step(message.action, pause_s=message.pause, settle=message.settle, number=message.step)
+        result = await episode.step(
+            message.action, pause_s=message.pause, settle=message.settle, number=message.step, note=message.note
+        )
         info = INFO.get(result.action, {})
         return await writer.flat(
             result.observation, {"reward": 0.0, "done": result.is_done, "step": result.num_steps, "info": info}

@@ -11,12 +11,18 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import RedirectResponse
 
+from env_server.api.live import LiveResponse, LiveScreens
 from env_server.api.pictures import Pictures, picture_version
 from env_server.episodes.episode import Episode
-from env_server.episodes.table import EpisodeTable, UnknownEpisodeError
+from env_server.episodes.pyautogui_calls import action_points
+from env_server.episodes.table import EpisodeEnd, EpisodeTable, UnknownEpisodeError
 from env_server.replicas.replica import Replica
 from env_server.settings import Settings
 
+LIVE_TYPE = "application/x-live-screens"
+NO_STORE = {"Cache-Control": "no-store"}
+MAX_TEXT = 600
+"""Characters of an instruction, action or note on the page."""
 _STATUS_PAGE = Path(__file__).with_name("status_page")
 _DOCS_PAGE = Path(__file__).with_name("docs_page")
 
@@ -24,7 +30,7 @@ _DOCS_PAGE = Path(__file__).with_name("docs_page")
 def status_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
     router = APIRouter(include_in_schema=False)
     started_at = time.monotonic()
-    pictures = Pictures()
+    pictures, screens = Pictures(), LiveScreens(episodes.pool)
     page, headers = make_page(_STATUS_PAGE, needs_token=settings.token is not None)
     docs_page, docs_headers = make_page(_DOCS_PAGE, needs_token=settings.token is not None)
 
@@ -50,7 +56,10 @@ def status_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
             "num_opened": episodes.num_opened,
             "num_live": len(episodes),
             "outcomes": dict(episodes.outcomes),
-            "replicas": [_about(replica, by_replica.get(replica.replica_id)) for replica in episodes.pool.replicas],
+            "replicas": [
+                _about(replica, by_replica.get(replica.replica_id), episodes.last_ends.get(replica.replica_id))
+                for replica in episodes.pool.replicas
+            ],
         }
 
     @router.get("/status/replicas/{replica_id}/picture")
@@ -62,7 +71,16 @@ def status_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
         image = await pictures.of(replica, episode, width)
         if image is None:
             return Response(status_code=204)
-        return Response(image, media_type="image/jpeg", headers={"Cache-Control": "no-store"})
+        return Response(image, media_type="image/jpeg", headers=NO_STORE)
+
+    @router.get("/status/live")
+    async def live(
+        replica: Annotated[list[str], Query(max_length=1024)],
+        width: Annotated[int, Query(ge=64, le=1920)] = 480,
+    ) -> Response:
+        """Frames of these replicas as they change, see LiveScreens."""
+        screens.need_room()
+        return LiveResponse(screens.stream(replica, width), media_type=LIVE_TYPE, headers=NO_STORE)
 
     return router
 
@@ -104,7 +122,7 @@ def _about_server(episodes: EpisodeTable, settings: Settings, uptime_s: float) -
     }
 
 
-def _about(replica: Replica, episode: Episode | None) -> dict[str, Any]:
+def _about(replica: Replica, episode: Episode | None, last: EpisodeEnd | None) -> dict[str, Any]:
     now = time.monotonic()
     return {
         "id": replica.replica_id,
@@ -119,10 +137,22 @@ def _about(replica: Replica, episode: Episode | None) -> dict[str, Any]:
         else {
             "id": episode.episode_id,
             "task_id": episode.plan.task.task_id,
-            "instruction": episode.plan.task.instruction[:300],
+            "instruction": episode.plan.task.instruction[:MAX_TEXT],
             "num_steps": episode.num_steps,
+            "action": (episode.last_action or "")[:MAX_TEXT],
+            "points": action_points(episode.last_action or ""),
+            "note": episode.note[:MAX_TEXT],
+            "reward": episode.reward,
             "client_id": episode.client_id,
             "is_busy": episode.is_busy,
             "age_s": round(now - episode.opened_at),
+        },
+        "last": None
+        if last is None
+        else {
+            "task_id": last.task_id,
+            "outcome": last.outcome,
+            "num_steps": last.num_steps,
+            "reward": last.reward,
         },
     }

@@ -63,6 +63,8 @@ class Episode:
         self.replica_id = lease.replica_id
         self.num_steps = 0
         self.last_action: str | None = None
+        self.note = ""
+        """What the client said about the last step, for people who watch."""
         self.reward: float | None = None
         """The reward of the last evaluation; None before one."""
         self.opened_at = self.last_used_at = self.prepared_at = time.monotonic()
@@ -126,6 +128,7 @@ class Episode:
         settle: Settle = "fixed",
         number: int | None = None,
         view: View | None = None,
+        note: str = "",
     ) -> StepResult:
         """`number`, counted from 1, makes a step safe to send again: the last step is answered as before and not
         executed a second time.
@@ -142,7 +145,7 @@ class Episode:
                 self.touch()
                 return repeated
             async with self._live():
-                self._has_acted = True
+                self._has_acted, self.note = True, note
                 with self._timed("act"):
                     await self._driver.act(action, pause_s=pause_s, settle=settle)
                 self.last_action, self.reward = action, None

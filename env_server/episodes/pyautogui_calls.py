@@ -1,6 +1,7 @@
 """Converts an action's text to calls of the guest. They are parsed, bound and limited here, so the guest never gets a
 refused action."""
 
+from functools import lru_cache
 from typing import Any
 
 from env_server.guest.calls import bind_call
@@ -28,6 +29,17 @@ def read_calls(text: str) -> tuple[GuestCall, ...]:
     if total_s > MAX_ACTION_S:
         raise ActionParseError(f"the action would take {total_s:g} s; the limit is {MAX_ACTION_S:g} s")
     return tuple(calls)
+
+
+@lru_cache(maxsize=1024)
+def action_points(text: str) -> tuple[tuple[float, float], ...]:
+    """The positions on the screen that an action names, in its order, for a picture of it; empty if it names none."""
+    try:
+        calls = [bind_call({"name": one.name, "args": one.args, "kwargs": one.kwargs}) for one in parse_pyautogui(text)]
+    except (ActionParseError, ValueError, TypeError):
+        return ()
+    found = [(bound.get("x"), bound.get("y")) for _, bound in calls]
+    return tuple((float(x), float(y)) for x, y in found if isinstance(x, int | float) and isinstance(y, int | float))
 
 
 def _duration_s(bound: dict[str, Any]) -> float:

@@ -46,6 +46,8 @@ class EpisodeEnd:
     outcome: EpisodeOutcome
     num_steps: int
     duration_s: float
+    reward: float | None
+    """None if it was not evaluated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,8 @@ class EpisodeTable:
         """Number of episodes that got a desktop, since the start."""
         self.outcomes: Counter[EpisodeOutcome] = Counter()
         """Counts of the episodes that are over."""
+        self.last_ends: dict[str, EpisodeEnd] = {}
+        """The last episode of each replica that is over, by replica."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -293,14 +297,15 @@ class EpisodeTable:
 
     def _tell(self, episode: Episode, outcome: EpisodeOutcome) -> None:
         self.outcomes[outcome] += 1
-        self._on_end(
-            EpisodeEnd(
-                episode_id=episode.episode_id,
-                client_id=episode.client_id,
-                replica_id=episode.replica_id,
-                task_id=episode.plan.task.task_id,
-                outcome=outcome,
-                num_steps=episode.num_steps,
-                duration_s=time.monotonic() - episode.opened_at,
-            )
+        end = EpisodeEnd(
+            episode_id=episode.episode_id,
+            client_id=episode.client_id,
+            replica_id=episode.replica_id,
+            task_id=episode.plan.task.task_id,
+            outcome=outcome,
+            num_steps=episode.num_steps,
+            duration_s=time.monotonic() - episode.opened_at,
+            reward=episode.reward,
         )
+        self.last_ends[episode.replica_id] = end
+        self._on_end(end)

@@ -11,12 +11,13 @@ from .accessibility_helper import AccessibilityHelper
 from .calls import perform_calls
 from .drives import is_windows_path, unix_path
 from .fetching import fetch
+from .frames import Frames
 from .message_bus import MessageBuses
 from .opening import opening_command
 from .overrides import NO_USER_PACKAGES, Overrides
 from .recording import Recorder, RecordingError
 from .screen import Screen
-from .server import Reply, Request, Route
+from .server import Reply, Request, Route, StreamReply
 from .settling import read_limit_s, wait_until_still
 from .stillness import PIXEL_BYTES
 from .terminal import TerminalReader
@@ -48,11 +49,13 @@ class DesktopRoutes:
         self._screen, self._device, self._manager = screen, device, manager
         self._terminal_reader, self._recorder, self._home = terminal, recorder, home
         self._window_wait_s = window_wait_s
+        self._frames = Frames(screen)
         self._accessibility = AccessibilityHelper(buses)
         self._overrides = Overrides()
         self._wallpaper: Path | None = None
         self._routes: dict[tuple[str, str], Route] = {
             ("GET", "/screenshot"): self._screenshot,
+            ("GET", "/frames"): self._stream_frames,
             ("GET", "/accessibility"): lambda _: Reply({"AT": self._accessibility.xml()}),
             ("GET", "/terminal"): self._terminal,
             ("GET", "/platform"): lambda _: Reply("Linux"),
@@ -90,6 +93,10 @@ class DesktopRoutes:
         size = (sides[0], sides[1]) if any(sides) else None
         data = self._screen.encode(image_format, None if quality is None else int(quality), size=size)
         return Reply(data, content_type=f"image/{image_format}")
+
+    def _stream_frames(self, request: Request) -> Reply:
+        query = request.query
+        return StreamReply(self._frames.stream(int(query["width"]), float(query["interval_s"])))
 
     def _terminal(self, _: Request) -> Reply:
         text = self._terminal_reader.text()

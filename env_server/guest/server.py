@@ -6,7 +6,7 @@ import json
 import socket
 import socketserver
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Protocol
 from urllib.parse import parse_qs, parse_qsl, urlsplit
@@ -34,6 +34,14 @@ class Reply:
         else:
             self.data, kind = json.dumps(body).encode(), "application/json"
         self.status, self.content_type = status, content_type or kind
+
+
+class StreamReply(Reply):
+    """Bytes that come one after another; their end closes the connection."""
+
+    def __init__(self, parts: Generator[bytes, None, None]) -> None:
+        super().__init__(b"")
+        self.parts = parts
 
 
 class Request:
@@ -123,11 +131,23 @@ class _Handler(BaseHTTPRequestHandler):
             reply = Reply({"status": "error", "error": f"{type(error).__name__}: {error}"}, status=status)
         except Exception as error:  # noqa: BLE001 - the boundary: every error is reported to the host
             reply = Reply({"status": "error", "error": f"{type(error).__name__}: {error}"}, status=503)
+        if isinstance(reply, StreamReply):
+            return self._stream(reply)
         self.send_response(reply.status)
         self.send_header("Content-Type", reply.content_type)
         self.send_header("Content-Length", str(len(reply.data)))
         self.end_headers()
         self.wfile.write(reply.data)
+
+    def _stream(self, reply: StreamReply) -> None:
+        with contextlib.closing(reply.parts):
+            self.send_response(reply.status)
+            self.send_header("Content-Type", reply.content_type)
+            self.send_header("Connection", "close")
+            self.end_headers()
+            for part in reply.parts:
+                self.wfile.write(part)
+                self.wfile.flush()
 
     def _reply(self, method: str) -> Reply:
         length = int(self.headers.get("Content-Length") or 0)

@@ -167,7 +167,7 @@ class Attempt:
             scale = partial(image.to_screen, space=self.dialect.coordinate_space)
             command = self.dialect.to_command(turn.arguments, scale)
         started = time.monotonic()
-        after, error, fault = await self._act(turn, command, before)
+        after, error, fault = await self._act(turn, command, before, note=result.text)
         step_s = time.monotonic() - started
         self.times_s["step"] += step_s
         step = partial(
@@ -250,7 +250,7 @@ class Attempt:
         return result
 
     async def _act(
-        self, turn: ParsedTurn, command: str | None, before: Observation
+        self, turn: ParsedTurn, command: str | None, before: Observation, *, note: str
     ) -> tuple[Observation, str | None, PipelineError | None]:
         """Returns the next observation, the reason if no action ran, and the fault that ends the episode, if any.
 
@@ -262,7 +262,7 @@ class Attempt:
         try:
             after = before
             for part in split_command(command):
-                after = await self._desktop.act(part, pause_s=self._pause_s)
+                after = await self._desktop.act(part, pause_s=self._pause_s, note=note)
             return after, None, None
         except ActionParseError as error:
             return before, str(error), None

@@ -36,6 +36,7 @@ from osworld_pipeline.rollout.env_answers import (
     unreachable,
 )
 from osworld_pipeline.wire import (
+    MAX_NOTE,
     EnvConfig,
     EvaluateAnswer,
     HealthAnswer,
@@ -313,8 +314,10 @@ class HttpDesktop:
                 raise
         return await self._client.send(base_url, "/reset", request, ResetAnswer, can_resend=True)
 
-    async def act(self, command: str, *, pause_s: float) -> Observation:
+    async def act(self, command: str, *, pause_s: float, note: str = "") -> Observation:
         body = {"episode_id": self._live_id(), "action": command, "pause": pause_s, "step": self._num_steps + 1}
+        if note:
+            body["note"] = note[:MAX_NOTE].encode("utf-8", "replace").decode()
         if self._client.settle != "fixed":
             body["settle"] = self._client.settle
         answer = await self._client.send(self._base_url, "/step", body, StepAnswer, can_resend=self._can_resend)

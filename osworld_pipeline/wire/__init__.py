@@ -12,6 +12,8 @@ from osworld_pipeline.domain.observation import Settle
 
 ImageFormat = Literal["png", "jpeg", "webp"]
 ImageSide = Annotated[int, Field(ge=1, le=16_384)]
+MAX_NOTE = 4_000
+"""Characters of the note of a step."""
 Fault = Literal["env_fault", "grader_fault", "policy_fault", "tampering", "client_error", "no_capacity"]
 
 
@@ -58,6 +60,8 @@ class StepRequest(Message):
     step: int | None = Field(default=None, ge=1)
     """The number of this step, counted from 1. With it a step may be sent again after a lost answer: it is executed
     once, and the same answer is returned."""
+    note: str = Field(default="", max_length=MAX_NOTE)
+    """What the policy said, for people who watch the desktop on /status."""
 
 
 class EpisodeRequest(Message):

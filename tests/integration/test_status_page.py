@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from env_server_process import RunningServer, desktops_below, processes_below, running_env_server
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
@@ -176,10 +177,76 @@ def test_picture_that_did_not_come_is_fetched_again(page: Page, server: RunningS
         else:
             route.abort()
 
+    page.route("**/status/live*", lambda route: route.abort())
     page.route("**/status/replicas/*/picture*", fail_first)
     log_in(page, server)
     expect(page.locator(".card img:visible")).to_have_count(2)
     assert len(requests) == 4
+
+
+def test_a_screen_that_moves_between_steps_is_shown_as_it_moves(
+    page: Page, server: RunningServer, http: httpx.Client, complaints: list[str]
+) -> None:
+    episode_id, replica_id = open_episode(http)
+    count = "pyautogui.write('while sleep 0.2; do echo $RANDOM; done\\n')"
+    http.post("/step", json={"episode_id": episode_id, "action": count, "pause": 0.5})
+    log_in(page, server)
+    card = page.locator(f"[data-replica={replica_id}]")
+    for _ in range(3):
+        expect(card.locator("img")).not_to_have_attribute("src", picture_of(page, replica_id))
+    page.get_by_role("button", name=f"Enlarge the screen of {replica_id}").click()
+    large = page.locator("#zoom-image")
+    expect(large).to_have_attribute("src", re.compile("^blob:"))
+    for _ in range(3):
+        expect(large).not_to_have_attribute("src", large.get_attribute("src") or "")
+    assert [one["episode"]["num_steps"] for one in http.get("/status.json").json()["replicas"] if one["episode"]] == [1]
+    if folder := os.environ.get("OSWORLD_TEST_PICTURES"):
+        page.screenshot(path=f"{folder}/status-zoom.png")
+    http.post("/close", json={"episode_id": episode_id})
+    assert complaints == []
+
+
+def test_action_and_words_of_a_step_are_shown_and_the_reward_when_it_comes(
+    page: Page, server: RunningServer, http: httpx.Client, complaints: list[str]
+) -> None:
+    episode_id, replica_id = open_episode(http)
+    log_in(page, server)
+    card = page.locator(f"[data-replica={replica_id}]")
+    expect(card.locator(".who")).to_contain_text("step 0")
+    expect(card.locator(".mark")).to_have_count(0)
+    step = {
+        "episode_id": episode_id, "action": "pyautogui.click(320, 120)", "pause": 0.3,
+        "note": "The <b>list</b> is open.\nI click its first row.",
+    }  # fmt: skip
+    assert http.post("/step", json=step).status_code == 200
+    mark = card.locator(".mark")
+    expect(mark).to_have_count(1)
+    place = mark.evaluate("one => [one.style.left, one.style.top]")
+    assert place == ["50%", "25%"]
+    expect(card.locator(".action")).to_have_text("pyautogui.click(320, 120)")
+    expect(card.locator(".note")).to_contain_text("The <b>list</b> is open.")
+    if folder := os.environ.get("OSWORLD_TEST_PICTURES"):
+        page.screenshot(path=f"{folder}/status-step.png")
+    assert http.post("/step", json={**step, "action": "FAIL"}).status_code == 200
+    assert http.post("/evaluate", json={"episode_id": episode_id}).json()["reward"] == 1.0
+    http.post("/close", json={"episode_id": episode_id})
+    expect(card.locator(".past")).to_contain_text("last: reward 1 after 2 steps")
+    assert complaints == []
+
+
+def test_the_stream_names_the_replica_of_each_frame_and_needs_the_token(http: httpx.Client) -> None:
+    query = {"replica": ["local-0", "nobody"], "width": 160}
+    with (
+        http.stream("GET", "/status/live", params=query) as first,
+        http.stream("GET", "/status/live", params=query) as second,
+    ):
+        for stream in (first, second):
+            part = next(stream.iter_bytes())
+            size = int.from_bytes(part[:4], "big")
+            assert orjson.loads(part[4 : 4 + size])["replica"] == "local-0"
+            assert part[4 + size :].startswith(b"\xff\xd8\xff")
+    assert http.get("/status/live").status_code == 422
+    assert http.get("/status/live", params=query, headers={"Authorization": "Bearer wrong"}).status_code == 401
 
 
 def test_killed_desktop_is_shown_as_replaced(page: Page, server: RunningServer, http: httpx.Client) -> None:

@@ -1,7 +1,8 @@
 "use strict";
-// Requests the figures once a second while the tab is visible, and the pictures of the cards in view when they
-// have changed. Text of a task, a model or a client is set as text, never as markup.
+// Requests the figures once a second while the tab is visible, a stream of the screens in view, and single pictures of
+// desktops that have no stream. Text of a task, a model or a client is set as text, never as markup.
 const REFRESH_MS = 1000, LIMIT_MS = 10000, RETRY_MS = 2000, MAX_FETCHES = 4, SMALL = 480, LARGE = 1280;
+const LIVE_FOR_MS = 5000, RESTART_MS = 300;
 const STATES = ["starting", "warm", "leased", "resetting", "failed"];
 const OUTCOMES = ["evaluated", "closed", "idle", "client_gone", "shutdown", "env_fault", "grader_fault"];
 const KEY = "env-server-token";
@@ -9,7 +10,8 @@ const byId = (id) => document.getElementById(id);
 const cards = new Map();
 const inView = new Set();
 let token = sessionStorage.getItem(KEY) || "";
-let onlyState = null, numFetching = 0, timer = 0, isAsking = false, lastAnswerAt = null, zoomed = null, zoomVersion = null;
+const grid = { ids: "", stop: null, width: SMALL }, closeUp = { ids: "", stop: null, width: LARGE };
+let onlyState = null, numFetching = 0, timer = 0, isAsking = false, lastAnswerAt = null, zoomed = null, zoomVersion = null, zoomLiveAt = -LIVE_FOR_MS, screenSize = [1, 1];
 
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
@@ -51,6 +53,7 @@ function describe(list, rows) {
 
 function showServer(data) {
   const server = data.server;
+  screenSize = server.screen.split("x").map(Number);
   byId("condition").className = `badge ${server.is_draining ? "draining" : "ok"}`;
   setText(byId("condition"), server.is_draining ? "draining" : "serving");
   describe(byId("about"), [
@@ -106,8 +109,8 @@ function makeCard(id) {
   const find = (selector) => element.querySelector(selector);
   const card = {
     id, element, replica: null, image: find("img"), noPicture: find(".no-picture"), button: find(".picture"),
-    state: find(".state"), task: find(".task"), who: find(".who"), past: find(".past"), error: find(".error"),
-    version: null, isFetching: false, isZooming: false, fetchedAt: 0, retryAt: 0,
+    screen: find(".screen"), state: find(".state"), task: find(".task"), who: find(".who"), action: find(".action"),
+    note: find(".note"), past: find(".past"), error: find(".error"), marked: "", liveAt: -LIVE_FOR_MS, version: null, isFetching: false, isZooming: false, fetchedAt: 0, retryAt: 0,
   };
   setText(find("h3"), id);
   element.dataset.replica = id;
@@ -128,8 +131,12 @@ function showReplica(replica) {
   card.task.title = episode ? episode.instruction : "";
   setText(card.who, episode
     ? `step ${episode.num_steps}${episode.is_busy ? ", working" : ""} · ${episode.client_id || "unnamed client"}` : "");
+  setText(card.action, episode ? episode.action : "");
+  setText(card.note, episode ? episode.note : "");
+  card.note.title = episode ? episode.note : "";
+  markPoints(card);
   const failures = replica.num_failures ? `, ${counted(replica.num_failures, "failure")}` : "";
-  setText(card.past, `${counted(replica.num_served, "episode")} served${failures}`);
+  setText(card.past, `${counted(replica.num_served, "episode")} served${failures}${lastWords(replica.last)}`);
   setText(card.error, replica.last_error ? `last: ${replica.last_error}` : "");
   card.error.title = replica.last_error || "";
   const what = episode ? `task ${episode.task_id}, after step ${episode.num_steps}` : replica.state;
@@ -138,6 +145,98 @@ function showReplica(replica) {
   card.button.disabled = replica.picture === null;
   if (replica.picture === null) dropPicture(card);
   setText(card.noPicture, replica.picture === null ? "no picture" : "loading");
+}
+
+function lastWords(last) {
+  if (!last) return "";
+  const reward = last.reward === null ? last.outcome.replace("_", " ") : `reward ${last.reward}`;
+  return `; last: ${reward} after ${counted(last.num_steps, "step")}`;
+}
+
+// A ring where the last action clicked, once for each step.
+function markPoints(card) {
+  const episode = card.replica.episode;
+  const step = episode ? `${episode.id}-${episode.num_steps}` : "";
+  if (card.marked === step) return;
+  card.marked = step;
+  for (const screen of [card.screen, ...(zoomed === card ? [byId("zoom-screen")] : [])]) {
+    screen.querySelectorAll(".mark").forEach((mark) => mark.remove());
+    for (const [x, y] of episode ? episode.points : []) {
+      const mark = document.createElement("span");
+      mark.className = "mark";
+      mark.style.left = `${100 * x / screenSize[0]}%`;
+      mark.style.top = `${100 * y / screenSize[1]}%`;
+      screen.append(mark);
+    }
+  }
+}
+
+// Reads the stream of the replicas in view; it is opened again when others come into view, and when it ends.
+function watch(view, ids) {
+  const wanted = document.hidden ? "" : ids.join(" ");
+  if (view.ids === wanted) return;
+  view.ids = wanted;
+  if (view.stop) view.stop.abort();
+  if (!wanted) return;
+  view.stop = new AbortController();
+  readStream(view, ids, view.stop.signal).catch(() => {}).finally(() => {
+    if (view.ids === wanted) setTimeout(() => { if (view.ids === wanted) view.ids = ""; }, RETRY_MS);
+  });
+}
+
+async function readStream(view, ids, signal) {
+  const query = ids.map((id) => `replica=${encodeURIComponent(id)}`).join("&");
+  const headers = token ? { Authorization: `Bearer ${token}` } : {};
+  await new Promise((resolve) => setTimeout(resolve, RESTART_MS));
+  if (signal.aborted) return;
+  const answer = await fetch(`status/live?width=${view.width}&${query}`, { headers, cache: "no-store", signal });
+  if (!answer.ok) return;
+  const reader = answer.body.getReader();
+  let held = new Uint8Array(0);
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const joined = new Uint8Array(held.length + value.length);
+    joined.set(held);
+    joined.set(value, held.length);
+    held = takeFrames(view, joined);
+  }
+}
+
+// Shows the whole records at the start of the bytes, and returns the rest.
+function takeFrames(view, bytes) {
+  let at = 0;
+  while (bytes.length - at >= 4) {
+    const headSize = new DataView(bytes.buffer, bytes.byteOffset + at).getUint32(0);
+    if (bytes.length - at < 4 + headSize) break;
+    const head = JSON.parse(new TextDecoder().decode(bytes.subarray(at + 4, at + 4 + headSize)));
+    const start = at + 4 + headSize;
+    if (bytes.length - start < head.size) break;
+    showFrame(view, head.replica, new Blob([bytes.slice(start, start + head.size)], { type: "image/jpeg" }));
+    at = start + head.size;
+  }
+  return bytes.slice(at);
+}
+
+function showFrame(view, id, blob) {
+  const card = cards.get(id);
+  if (!card || !card.replica || card.replica.picture === null) return;
+  if (view === closeUp) {
+    if (zoomed !== card) return;
+    setImage(byId("zoom-image"), blob);
+    zoomLiveAt = performance.now();
+    return;
+  }
+  card.liveAt = performance.now();
+  setImage(card.image, blob);
+  card.image.hidden = false;
+  card.noPicture.hidden = true;
+}
+
+function watchScreens() {
+  const shown = [...cards.values()].filter((card) => inView.has(card.element) && !card.element.hidden);
+  watch(grid, byId("board").hidden ? [] : shown.map((card) => card.id).sort());
+  watch(closeUp, zoomed ? [zoomed.id] : []);
 }
 
 function dropPicture(card) {
@@ -150,7 +249,8 @@ function fetchPictures() {
   if (document.hidden || numFetching >= MAX_FETCHES) return;
   const now = performance.now();
   const wanted = [...cards.values()].filter((card) => card.replica && !card.isFetching && inView.has(card.element)
-    && card.replica.picture !== null && card.replica.picture !== card.version && now >= card.retryAt);
+    && card.replica.picture !== null && card.replica.picture !== card.version && now >= card.retryAt
+    && now - card.liveAt > LIVE_FOR_MS);
   wanted.sort((one, other) => one.fetchedAt - other.fetchedAt);
   wanted.slice(0, MAX_FETCHES - numFetching).forEach(fetchPicture);
 }
@@ -194,17 +294,26 @@ function setImage(image, blob) {
 function openZoom(card) {
   zoomed = card;
   zoomVersion = null;
+  zoomLiveAt = -LIVE_FOR_MS;
+  byId("zoom-screen").querySelectorAll(".mark").forEach((mark) => mark.remove());
   byId("zoom-image").removeAttribute("src");
   byId("zoom").showModal();
   refreshZoom();
+  watchScreens();
 }
 
 async function refreshZoom() {
   if (!zoomed || zoomed.isZooming) return;
-  setText(byId("zoom-title"), `${zoomed.id}, ${zoomed.replica.state}`);
+  const episode = zoomed.replica.episode;
+  const step = episode ? `, step ${episode.num_steps}` : "";
+  const reward = episode && episode.reward !== null ? `, reward ${episode.reward}` : "";
+  setText(byId("zoom-title"), `${zoomed.id}, ${zoomed.replica.state}${step}${reward}`);
+  setText(byId("zoom-task"), episode ? `${episode.task_id}: ${episode.instruction}` : "");
+  setText(byId("zoom-action"), episode ? episode.action : "");
+  setText(byId("zoom-note"), episode ? episode.note : "");
   byId("zoom-image").alt = zoomed.image.alt;
   const card = zoomed, version = card.replica.picture;
-  if (version === null || version === zoomVersion) return;
+  if (version === null || version === zoomVersion || performance.now() - zoomLiveAt < LIVE_FOR_MS) return;
   card.isZooming = true;
   try {
     const blob = await loadPicture(card.id, LARGE);
@@ -241,6 +350,7 @@ function show(data) {
   filterCards();
   fetchPictures();
   refreshZoom();
+  watchScreens();
 }
 
 async function refresh() {
@@ -270,6 +380,7 @@ const observer = new IntersectionObserver((entries) => {
     if (entry.isIntersecting) inView.add(entry.target); else inView.delete(entry.target);
   }
   fetchPictures();
+  watchScreens();
 }, { rootMargin: "100px" });
 
 byId("token-form").addEventListener("submit", (event) => {
@@ -280,6 +391,6 @@ byId("token-form").addEventListener("submit", (event) => {
   setText(byId("token-error"), "");
   refresh();
 });
-byId("zoom").addEventListener("close", () => { zoomed = null; });
-document.addEventListener("visibilitychange", refresh);
+byId("zoom").addEventListener("close", () => { zoomed = null; watchScreens(); });
+document.addEventListener("visibilitychange", () => { watchScreens(); refresh(); });
 if (document.body.dataset.needsToken === "true" && !token) showTokenForm(""); else refresh();

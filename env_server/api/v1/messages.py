@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 from env_server.episodes.episode import Episode
 from osworld_pipeline.domain.observation import Settle
-from osworld_pipeline.wire import EnvConfig, ImageFormat, Message
+from osworld_pipeline.wire import MAX_NOTE, EnvConfig, ImageFormat, Message
 
 TASK_EXAMPLE = {
     "id": "make-file",
@@ -48,6 +48,8 @@ class StepMessage(Message):
     image_format: ImageFormat | None = None
     """For this step's observation; None means the episode's setting."""
     image_quality: int | None = Field(default=None, ge=1, le=100)
+    note: str = Field(default="", max_length=MAX_NOTE)
+    """What the policy said, for people who watch the desktop on /status."""
 
 
 class ObservationBody(Message):

@@ -89,7 +89,12 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
             image_format = message.image_format or view.image_format
             view = replace(view, image_format=image_format, image_quality=message.image_quality)
         result = await episode.step(
-            message.action, pause_s=message.pause, settle=message.settle, number=message.step, view=view
+            message.action,
+            pause_s=message.pause,
+            settle=message.settle,
+            number=message.step,
+            view=view,
+            note=message.note,
         )
         fields = {
             "step": result.num_steps,

@@ -45,7 +45,7 @@ class FakeDesktop:
             raise self._reset_error
         return SCREENSHOT, INFO
 
-    async def act(self, command: str, *, pause_s: float) -> Observation:
+    async def act(self, command: str, *, pause_s: float, note: str = "") -> Observation:
         self.commands.append(command)
         self.pauses_s.append(pause_s)
         return SCREENSHOT

@@ -38,7 +38,7 @@ class FakeDesktop:
         info = DesktopInfo(replica_id=self._replica_id, provider="fake", image_digest="d", grader_version="g")
         return self._observe(), info
 
-    async def act(self, command: str, *, pause_s: float) -> Observation:
+    async def act(self, command: str, *, pause_s: float, note: str = "") -> Observation:
         self._fail("act")
         self.commands.append(command)
         await asyncio.sleep(0)

@@ -22,7 +22,7 @@ async def test_a_screenshot_that_did_not_change_stays_in_what_is_trained(
     class Frozen(fake_desktop):
         """Shows the first screen for ever."""
 
-        async def act(self, command: str, *, pause_s: float) -> Any:
+        async def act(self, command: str, *, pause_s: float, note: str = "") -> Any:
             return self._observe()
 
     tools = make_tools([Frozen(reward=0.0)], [TYPE])

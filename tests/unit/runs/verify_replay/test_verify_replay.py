@@ -54,7 +54,7 @@ class FakeDesktop:
         info = DesktopInfo(replica_id="r0", provider="fake", **asdict(self._grounds))
         return Observation(screenshot=screenshot()), info
 
-    async def act(self, command: str, *, pause_s: float) -> Observation:
+    async def act(self, command: str, *, pause_s: float, note: str = "") -> Observation:
         self._fail("act")
         self.commands.append(command)
         self.pauses_s.append(pause_s)
@@ -231,7 +231,7 @@ async def test_a_desktop_that_is_another_than_its_server_said_does_not_hold_the_
 
 async def test_a_refused_action_is_passed_over_and_told() -> None:
     class Refusing(FakeDesktop):
-        async def act(self, command: str, *, pause_s: float) -> Observation:
+        async def act(self, command: str, *, pause_s: float, note: str = "") -> Observation:
             if command.startswith("pyautogui"):
                 raise ActionParseError("not here")
             return await super().act(command, pause_s=pause_s)
@@ -251,7 +251,7 @@ async def test_what_follows_the_end_of_the_episode_is_not_carried_out() -> None:
 @pytest.mark.parametrize(("slow", "outcome"), [("act", Outcome.TIMEOUT), ("score", Outcome.GRADER_FAULT)])
 async def test_every_wait_has_a_limit(slow: str, outcome: Outcome) -> None:
     class Slow(FakeDesktop):
-        async def act(self, command: str, *, pause_s: float) -> Observation:
+        async def act(self, command: str, *, pause_s: float, note: str = "") -> Observation:
             await asyncio.sleep(9 if slow == "act" else 0)
             return await super().act(command, pause_s=pause_s)
 
