@@ -1,4 +1,4 @@
-"""What it costs when somebody watches all desktops on /status: CPU time of the server and its desktops with and without
+"""What it costs when all desktops are watched on /status: CPU time of the server and its desktops with and without
 a watcher, while nothing moves and while every screen changes several times a second."""
 
 import asyncio
