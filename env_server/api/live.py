@@ -21,7 +21,7 @@ CLOSE_UP_WIDTH = 960
 CLOSE_UP_FRAMES_PER_S = 5.0
 MAX_STREAMS = 16
 STREAM_S = 300.0
-"""A stream ends after this time, and its page opens the next: no connection stays open without a limit, and a new token applies."""
+"""A stream ends after this time, and its page opens the next: each connection has a limit, and a new token applies."""
 LOOK_INTERVAL_S = 1.0
 RETRY_S = 0.5
 """Until a desktop without frames, for example during a reset, is asked again."""
