@@ -8,7 +8,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check docs format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check docs format dev mlflow constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -37,8 +37,11 @@ test-fast: setup-tokenizer ## unit tests only
 	@$(BIN)/pytest tests/unit -m "not slow"
 
 test-sglang: setup-test ## the tests against real sglang servers on a CPU; creates their environment (2.5 GB) first
-	@scripts/setup-sglang var/sglang
+	@$(BIN)/osworld-pipeline setup sglang
 	@OSWORLD_SGLANG=var/sglang $(BIN)/pytest -m sglang tests/integration
+
+test-install: setup-test ## the wheel in a fresh environment and an empty folder: init, setup, the smoke recipe, Dagster; minutes
+	@OSWORLD_TEST_INSTALL=1 $(BIN)/pytest -s tests/integration/test_installation.py
 
 test-gpu: setup-tokenizer ## the published 4B shape on a CUDA GPU, in under 8 minutes; the page is var/gpu.md (docs/gpu.md)
 	@$(BIN)/pytest -s -m gpu tests/gpu
@@ -98,7 +101,7 @@ format: setup-python ## rewrite what ruff can
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 dev: setup ## Dagster's UI on http://127.0.0.1:3000; STATE=FOLDER for another state than var, PORT=3001
-	@$(if $(STATE),export OSWORLD_STATE="$(abspath $(STATE))" DAGSTER_HOME="$$($(BIN)/python -m osworld_pipeline.cli.in_process.instance $(STATE))" && cd "$$DAGSTER_HOME" &&) $(CURDIR)/$(BIN)/dagster dev -w $(CURDIR)/workspace.yaml --port $(or $(PORT),3000)
+	@$(BIN)/osworld-pipeline dev $(if $(STATE),--state "$(STATE)") --port $(or $(PORT),3000)
 
 mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000; STATE=FOLDER for another state than var, PORT=5001
 	@$(BIN)/mlflow ui --backend-store-uri "sqlite:///$(or $(STATE),var)/mlflow/mlflow.db" --port $(or $(PORT),5000)

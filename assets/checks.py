@@ -101,8 +101,8 @@ CHECKS = [
             invariants.UNSOUND_TRAINING,
             holds=f"Loss and gradients are finite, KL is at most {invariants.MAX_KL:g}, and sampler and trainer agree "
             f"on log-probabilities within {invariants.MAX_SAMPLER_DIFF:g}.",
-            otherwise="lower the learning rate or raise gspo.kl_coef; if sampler and trainer differ, see the "
-            "section on engines in docs/training.md",
+            otherwise="lower the learning rate or raise gspo.kl_coef; if sampler and trainer differ, "
+            "update the policy server to the trainer's processor version and precision",
         )
         for asset in ("sft_checkpoint", "gspo_phase1_checkpoint", "gspo_phase2_checkpoint")
     ),

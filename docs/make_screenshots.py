@@ -4,7 +4,7 @@
 
 This program writes the report and starts the viewer on a free port; Dagster (`make dev`) and an env server must
 run already. A picture whose address is not given is not changed. It needs the extra `dev` and Chromium
-(`scripts/setup extras`). Each picture is at most 250 kB.
+(`osworld-pipeline setup extras`). Each picture is at most 250 kB.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def _take(pictures: Mapping[str, "Callable[[Browser], bytes]"], folder: Path) ->
 
     program = shutil.which("chromium")
     if program is None:
-        raise ScreenshotError("there is no chromium: scripts/setup extras")
+        raise ScreenshotError("there is no chromium: osworld-pipeline setup extras")
     failed = 0
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])

@@ -30,6 +30,7 @@ from env_server.providers.qemu.programs import check_builder, check_qemu, qemu_v
 from env_server.providers.requirements import SYSTEM_PATH, check_programs
 from env_server.settings import Settings, SettingsError
 from osworld_pipeline.domain.finding import Finding, Status
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 from osworld_pipeline.errors import DependencyError, PipelineError
 
@@ -172,7 +173,7 @@ def check_local_extras() -> Finding:
         name="local-extras",
         status=Status.WARN,
         message=f"local desktops lack {names}",
-        remedy="scripts/setup extras",
+        remedy=how_to_set_up("extras"),
     )
 
 

@@ -4,6 +4,10 @@ import os
 
 import dagster as dg
 
+from osworld_pipeline.domain.top_level_names import use_own_packages
+
+use_own_packages()
+
 from assets import checkpoints, checks, evaluations, raw, replay, tables, upkeep
 from assets.policies import under_policies
 from jobs.compaction import compaction_schedule

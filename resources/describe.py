@@ -68,7 +68,7 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     (
         "DAGSTER_HOME",
         "Dagster",
-        "the folder with `dagster.yaml`: the checkout, or `STATE/dagster`",
+        "the folder with `dagster.yaml`: the project folder, or `STATE/dagster`",
     ),
     ("HF_TOKEN", "`publish`, hub client", "the token of the hub; `publish` needs write access"),
     ("HF_ENDPOINT", "hub client", "the address of a hub other than huggingface.co"),

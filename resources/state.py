@@ -22,7 +22,7 @@ class StateResource(dg.ConfigurableResource):
 
     path: str = Field(
         default=DEFAULT_STATE,
-        description=f"Folder of all state; relative to the repository root. {STATE_VARIABLE} sets it for all runs.",
+        description=f"Folder of all state; relative to the project folder. {STATE_VARIABLE} sets it for all runs.",
     )
     remote: str = Field(
         default="",

@@ -44,7 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = [program for program in DESKTOP_PROGRAMS if shutil.which(program) is None]
     for item in items:
         if item.get_closest_marker("desktop") and missing:
-            item.add_marker(pytest.mark.skip(reason=f"no desktop here: {', '.join(missing)} (scripts/setup debian)"))
+            item.add_marker(
+                pytest.mark.skip(reason=f"no desktop here: {', '.join(missing)} (osworld-pipeline setup debian)")
+            )
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
         if item.get_closest_marker("browser") and shutil.which("chromium") is None:

@@ -1,4 +1,4 @@
-"""A real sglang server on a CPU, where one is installed (scripts/setup-sglang)."""
+"""A real sglang server on a CPU, where one is installed (osworld-pipeline setup sglang)."""
 
 import os
 import signal
@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-REPOSITORY = Path(__file__).parents[1]
+from osworld_pipeline.policy_servers.cpu_server import cpu_server
+
 START_TIMEOUT_S = 600.0
 """45 s where nothing else runs."""
 
@@ -53,17 +54,18 @@ def sglang_process(
         pytest.skip("takes minutes and an environment of its own: make test-sglang")
     folder = Path(named).resolve()
     if not (folder / "bin" / "python").exists():
-        pytest.skip(f"no sglang at {folder}: scripts/setup-sglang makes it")
+        pytest.skip(f"no sglang at {folder}: osworld-pipeline setup sglang makes it")
     port = port or _free_port()
     url = f"http://127.0.0.1:{port}"
     # The signal reaches the server when these tests are killed, and the server's own processes follow it.
-    command = ["setpriv", "--pdeathsig", "TERM", str(REPOSITORY / "scripts" / "sglang-cpu"), str(checkpoint)]
+    more = ["--port", str(port), "--log-level", "info", *arguments]
+    server = cpu_server(folder, checkpoint, more, {**os.environ, **(env or {})})
     with tempfile.TemporaryDirectory(prefix="sglang-") as logs:
         log = Path(logs) / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [*command, "--port", str(port), "--log-level", "info", *arguments],
-                env={**os.environ, "SGLANG_ENV": str(folder), **(env or {})},
+                ["setpriv", "--pdeathsig", "TERM", *server.arguments],
+                env={**os.environ, **(env or {}), **server.environment},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

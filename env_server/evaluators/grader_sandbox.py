@@ -23,6 +23,7 @@ from env_server.providers.desktop_env.workers import FAULTS, LOAD_LIMIT_S, ONE_T
 from env_server.providers.host_users import HostUsers
 from env_server.providers.requirements import SYSTEM_PATH, explain_namespaces
 from env_server.providers.stderr_tail import StderrTail
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import DependencyError, EvaluatorError, PipelineError, ReplicaError
 
 DOORS = ("guest", "chromium", "vlc")
@@ -170,7 +171,7 @@ class GraderSandbox:
                 )
         except OSError as error:
             ours.close()
-            raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
+            raise DependencyError(f"cannot start bubblewrap ({error}); run `{how_to_set_up('debian')}`") from error
         finally:
             theirs.close()
         return _Launched(process=process, control=ours, stderr_tail=stderr_tail)
@@ -194,7 +195,7 @@ class GraderSandbox:
                 check=False,
             )
         except OSError as error:
-            raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
+            raise DependencyError(f"cannot start bubblewrap ({error}); run `{how_to_set_up('debian')}`") from error
         except subprocess.TimeoutExpired as error:
             raise DependencyError(f"bubblewrap made no sandbox within {TRIAL_LIMIT_S:g} s; run it by hand") from error
         if done.returncode:

@@ -11,11 +11,11 @@ import logging
 import os
 import pickle
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from env_server.evaluators.metric_process import LENGTH, MEMORY_LIMIT_BYTES
+from osworld_pipeline.domain.top_level_names import python_module
 from osworld_pipeline.errors import EvaluatorError
 
 log = logging.getLogger("env_server")
@@ -78,7 +78,7 @@ class MetricProcesses:
 
     async def _start(self) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "env_server.evaluators.metric_process", str(os.getpid()), str(self._cpu_limit_s),
+            *python_module("env_server.evaluators.metric_process"), str(os.getpid()), str(self._cpu_limit_s),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip

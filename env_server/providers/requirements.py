@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import DependencyError
 
 PROGRAMS: Mapping[str, str] = {
@@ -65,7 +66,7 @@ def check_programs() -> None:
         missing |= _missing_modules()
     if missing:
         names = " ".join(sorted(missing))
-        raise DependencyError(f"a local desktop lacks the Debian packages {names}; run `scripts/setup debian`")
+        raise DependencyError(f"a local desktop lacks the Debian packages {names}; run `{how_to_set_up('debian')}`")
 
 
 def _missing_modules() -> set[str]:
@@ -105,7 +106,7 @@ def _query(argv: Sequence[str], *, may_fail: bool = False) -> str:
             argv, capture_output=True, text=True, timeout=_QUERY_LIMIT_S, check=False, env={"PATH": SYSTEM_PATH}
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DependencyError(f"cannot run {argv[0]} ({error}); run `scripts/setup debian`") from error
+        raise DependencyError(f"cannot run {argv[0]} ({error}); run `{how_to_set_up('debian')}`") from error
     if done.returncode and not may_fail:
-        raise DependencyError(f"{argv[0]} failed ({done.stderr.strip()[-200:]}); run `scripts/setup debian`")
+        raise DependencyError(f"{argv[0]} failed ({done.stderr.strip()[-200:]}); run `{how_to_set_up('debian')}`")
     return done.stdout

@@ -16,6 +16,7 @@ from env_server.providers.host_resources import HostResources, Releases
 from env_server.providers.host_users import HostUsers
 from env_server.providers.requirements import SYSTEM_PATH, SYSTEM_PYTHON, explain_namespaces
 from env_server.providers.unsandboxed import plain_command
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 BOOT_LIMIT_S = 60.0
@@ -166,7 +167,7 @@ class Sandbox:
                     env={"PATH": SYSTEM_PATH},
                 )
         except (FileNotFoundError, PermissionError) as error:
-            raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
+            raise DependencyError(f"cannot start bubblewrap ({error}); run `{how_to_set_up('debian')}`") from error
         finally:
             listener.close()
         self._guest = GuestClient.over_unix_socket(f"/proc/self/fd/{handle}", name=self._name)
@@ -226,7 +227,7 @@ def check_namespaces(image: Path, users: HostUsers) -> None:
             check=False,
         )
     except OSError as error:
-        raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup debian`") from error
+        raise DependencyError(f"cannot start bubblewrap ({error}); run `{how_to_set_up('debian')}`") from error
     except subprocess.TimeoutExpired as error:
         raise DependencyError(f"bubblewrap made no sandbox within {PROBE_LIMIT_S:g} s; run it by hand") from error
     finally:

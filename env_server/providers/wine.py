@@ -13,6 +13,7 @@ from pathlib import Path
 
 from env_server.providers.files import keep_newest, locked, remove_leftovers
 from env_server.providers.requirements import SYSTEM_PATH
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import DependencyError
 
 MAKE_LIMIT_S = 400.0
@@ -38,12 +39,14 @@ _ENVIRONMENT = {
 def wine_version() -> str:
     """DependencyError if Wine is not installed."""
     if shutil.which("wine", path=SYSTEM_PATH) is None or not SOURCES[0].is_dir():
-        raise DependencyError("Windows programs need the Debian packages wine and wine64; run `scripts/setup wine`")
+        raise DependencyError(
+            f"Windows programs need the Debian packages wine and wine64; run `{how_to_set_up('wine')}`"
+        )
     query = ["dpkg-query", "-W", "-f", "${Version}", "libwine"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False, env={"PATH": SYSTEM_PATH})
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DependencyError(f"cannot query Wine's version ({error}); run `scripts/setup wine`") from error
+        raise DependencyError(f"cannot query Wine's version ({error}); run `{how_to_set_up('wine')}`") from error
     return done.stdout.strip()
 
 
@@ -112,7 +115,7 @@ def _run(work: Path) -> None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise DependencyError(f"Wine made no drive C: ({error}); run `scripts/setup debian wine`") from error
+        raise DependencyError(f"Wine made no drive C: ({error}); run `{how_to_set_up('debian', 'wine')}`") from error
     if done.returncode or not (work / "home/.wine/drive_c/windows/system32").is_dir():
         said = " ".join(done.stderr.decode("utf-8", "replace").split())[-300:]
         raise DependencyError(f"Wine made no drive C: (exit status {done.returncode}): {said or 'no message'}")

@@ -2,7 +2,8 @@
 commands."""
 
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -18,9 +19,11 @@ from osworld_pipeline.cli import (
     imports,
     lineage,
     pipeline,
+    project,
     publish,
     remote,
     report,
+    setup,
     store,
     tasks,
     train,
@@ -28,14 +31,20 @@ from osworld_pipeline.cli import (
     view,
 )
 from osworld_pipeline.cli.machine import run_for_machine, wants_json
+from osworld_pipeline.cli.overview import show_overview
+from osworld_pipeline.cli.shown import say
+from osworld_pipeline.domain.remedies import missing_package
+from osworld_pipeline.domain.top_level_names import shadow_sentence, use_own_packages
 from osworld_pipeline.domain.version import version_line
 from osworld_pipeline.errors import PipelineError
 
 # Click itself suggests similar commands; typer would repeat it.
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, suggest_commands=False)
+app = typer.Typer(
+    invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False, suggest_commands=False
+)
 COMMANDS = (
-    train, pipeline, evaluate, backfill, collect, report, view, checkpoints, doctor, tasks, union, imports, exports,
-    publish, lineage, store, remote,
+    project, setup, train, pipeline, evaluate, backfill, collect, report, view, checkpoints, doctor, tasks, union,
+    imports, exports, publish, lineage, store, remote,
 )  # fmt: skip
 for module in COMMANDS:
     module.register(app)
@@ -49,21 +58,36 @@ def _print_version(is_asked: bool) -> None:
 
 @app.callback(help="Train and evaluate agents that use a computer: from raw data to reliable scores.")
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        show_overview(Path.cwd())
 
 
 def main() -> None:
     """Runs the command line. An error of ours is one sentence and status 1, or a JSON object with --json."""
-    if wants_json(sys.argv[1:]):
-        sys.exit(run_for_machine(app))
+    is_for_machine = wants_json(sys.argv[1:])
     try:
+        if sentence := shadow_sentence(Path.cwd()):
+            say(f"note: {sentence}", as_json=is_for_machine)
+        use_own_packages()
+        if is_for_machine:
+            sys.exit(run_for_machine(app))
         app()
     except PipelineError as error:
-        text = f"[bold red]{type(error).__name__}[/]: {escape(str(error))}"
-        # Keep the lines of a longer message: a caret points into the line above.
-        Console(stderr=True).print(text, highlight=False, markup=True, soft_wrap="\n" in str(error))
-        sys.exit(1)
+        _fail(error)
+    except ModuleNotFoundError as error:
+        explained = missing_package(error.name or "")
+        if explained is None:
+            raise
+        _fail(explained)
+
+
+def _fail(error: PipelineError) -> NoReturn:
+    text = f"[bold red]{type(error).__name__}[/]: {escape(str(error))}"
+    # Keep the lines of a longer message: a caret points into the line above.
+    Console(stderr=True).print(text, highlight=False, markup=True, soft_wrap="\n" in str(error))
+    sys.exit(1)

@@ -3,14 +3,16 @@ environment."""
 
 import importlib.util
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from osworld_pipeline.doctor.place import Place, checkout
+from osworld_pipeline.doctor.place import Place
 from osworld_pipeline.doctor.programs import ask, ask_lines
 from osworld_pipeline.domain.finding import Finding, Status
-from osworld_pipeline.domain.shown_commands import ENV_SERVER, PIPELINE, shell_line
+from osworld_pipeline.domain.remedies import how_to_set_up
+from osworld_pipeline.domain.shown_commands import ENV_SERVER, pipeline_line, shell_line
+from osworld_pipeline.domain.state import DEFAULT_STATE
+from osworld_pipeline.domain.top_level_names import python_module
 from osworld_pipeline.errors import DependencyError
 
 DESKTOP_CHECKS = (
@@ -35,7 +37,7 @@ REPORT = "resources.instance_report"
 def check_desktops(place: Place) -> Iterator[Finding]:
     """The findings of `env-server doctor`, as they arrive."""
     state = place.state.desktops
-    command = [sys.executable, "-m", "env_server.main", "doctor", "--json", "--state-dir", str(state)]
+    command = [*python_module("env_server.main"), "doctor", "--json", "--state-dir", str(state)]
     command += ["--desktop-env-python", str(place.desktop_env_python)]
     num_lines = 0
     for line in ask_lines(command, limit_s=DESKTOPS_LIMIT_S):
@@ -51,47 +53,61 @@ def check_desktops(place: Place) -> Iterator[Finding]:
         )
 
 
-def check_home(name: str, place: Place) -> Finding:
-    """The folder of Dagster's instance."""
-    home = place.dagster_home
+def check_home(name: str, place: Place, *, folder: Path | None = None) -> Finding:
+    """Whether Dagster and the commands that are run in `folder` (None: the working directory) use one instance."""
+    folder = Path.cwd() if folder is None else folder
+    home, own = place.dagster_home, _home_of_commands(place, folder)
+    if not (folder / "dagster.yaml").is_file() and home is None:
+        text = f"there is no dagster.yaml in {folder}, and DAGSTER_HOME is not set"
+        return Finding(name=name, status=Status.MISSING, message=text, remedy=how_to_set_up("project", folder))
     if home is None:
-        return Finding(
-            name=name,
-            status=Status.WARN,
-            message="DAGSTER_HOME is not set: `make` and the demo set it; `dagster dev` alone loses its runs",
-            remedy="export DAGSTER_HOME=$PWD, in the repository's root",
-        )
+        if own == folder and _names_home(folder / ".env"):
+            text = f"Dagster reads DAGSTER_HOME from {folder / '.env'}"
+            return Finding(name=name, status=Status.OK, message=text)
+        text = "DAGSTER_HOME is not set: Dagster's own programs would forget their runs"
+        return Finding(name=name, status=Status.WARN, message=text, remedy=f"export DAGSTER_HOME={own}")
     if not home.is_absolute():
         text = f"DAGSTER_HOME is {home}, and Dagster requires an absolute path"
-        return Finding(name=name, status=Status.MISSING, message=text, remedy="export DAGSTER_HOME=$PWD")
+        return Finding(name=name, status=Status.MISSING, message=text, remedy=f"export DAGSTER_HOME={home.resolve()}")
     if not (home / "dagster.yaml").is_file():
         text = f"there is no dagster.yaml in {home}: Dagster would run without pools, monitoring and limits"
-        remedy = "export DAGSTER_HOME=$PWD in the repository's root, or copy deploy/dagster.postgres.yaml there"
-        return Finding(name=name, status=Status.MISSING, message=text, remedy=remedy)
+        return Finding(name=name, status=Status.MISSING, message=text, remedy=how_to_set_up("project", home))
+    if (folder / "dagster.yaml").is_file() and own.resolve() != home.resolve():
+        text = f"DAGSTER_HOME is {home}, and commands in {folder} use {own}: neither shows the runs of the other"
+        return Finding(name=name, status=Status.WARN, message=text, remedy=f"export DAGSTER_HOME={own}, or cd {home}")
     return Finding(name=name, status=Status.OK, message=f"DAGSTER_HOME is {home}, with a dagster.yaml")
+
+
+def _home_of_commands(place: Place, folder: Path) -> Path:
+    """As `cli/in_process/instance.py` has it."""
+    return folder if place.state.root == (folder / DEFAULT_STATE).resolve() else place.state.root / "dagster"
+
+
+def _names_home(variables: Path) -> bool:
+    return variables.is_file() and "DAGSTER_HOME=" in variables.read_text(errors="replace")
 
 
 def check_instance(place: Place) -> Iterator[Finding]:
     """`dagster-instance`: its file and its storage; `dagster-daemon`: the process for queues, schedules and sensors."""
-    home = place.dagster_home or checkout() or Path.cwd()
+    home = place.dagster_home or Path.cwd()
     lack = _lack_of_dagster(home)
     if lack:
         for name in ("dagster-instance", "dagster-daemon"):
             yield Finding(name=name, status=Status.MISSING, message=lack[0], remedy=lack[1])
         return
-    said = ask([sys.executable, "-m", REPORT, str(home)], limit_s=INSTANCE_LIMIT_S)
+    said = ask([*python_module(REPORT), str(home)], limit_s=INSTANCE_LIMIT_S)
     if said.status:
         raise DependencyError(f"Dagster cannot report its instance: {said.stderr_tail}")
     answer = json.loads(said.stdout.splitlines()[-1])
     yield judge_instance("dagster-instance", answer, home)
-    yield judge_daemon("dagster-daemon", answer, start=shell_line("make", "dev", f"STATE={place.state.root}"))
+    yield judge_daemon("dagster-daemon", answer, start=pipeline_line(place.state, "dev"))
 
 
 def _lack_of_dagster(home: Path) -> tuple[str, str] | None:
     if importlib.util.find_spec("dagster") is None:
-        return "Dagster is not installed", "scripts/setup python"
+        return "Dagster is not installed", how_to_set_up("pipeline")
     if not (home / "dagster.yaml").is_file():
-        return f"there is no dagster.yaml in {home}", "run doctor in the repository's root, or set DAGSTER_HOME"
+        return f"there is no dagster.yaml in {home}", how_to_set_up("project", home)
     return None
 
 
@@ -155,25 +171,25 @@ def _way_out(error: str, home: str) -> str:
     if "migrate" in error:
         return f"DAGSTER_HOME={home} dagster instance migrate"
     if "dagster_postgres" in error:
-        return f"install the extra postgres: {shell_line(PIPELINE, 'doctor', '--role', 'postgres')}"
+        return how_to_set_up("postgres")
     if "environment variable" in error:
-        return "set the variable that it names: docs/instances.md"
-    return "see docs/instances.md"
+        return "set the variable that it names, for every process of Dagster"
+    return f"correct {home}/dagster.yaml, or write it again: {how_to_set_up('project', home, '--overwrite')}"
 
 
 def check_sglang(name: str, folder: Path) -> Finding:
-    python = folder / "bin" / "python"
+    python, make = folder / "bin" / "python", how_to_set_up("sglang", "--folder", folder)
     if not python.exists():
         return Finding(
             name=name,
             status=Status.MISSING,
             message=f"there is no sglang environment at {folder}",
-            remedy="scripts/setup-sglang (CPU); with a GPU, sglang in a separate environment, named in SGLANG_ENV",
+            remedy=f"{make} (CPU); with a GPU, sglang in a separate environment, named in SGLANG_ENV",
         )
     code = "import importlib.metadata as m; print(m.version('sglang'), m.version('torch'))"
     said = ask([str(python), "-I", "-c", code], limit_s=SGLANG_LIMIT_S)
     if said.status:
         text = f"the environment {folder} has no sglang ({said.stderr_tail})"
-        return Finding(name=name, status=Status.MISSING, message=text, remedy=f"scripts/setup-sglang {folder}")
+        return Finding(name=name, status=Status.MISSING, message=text, remedy=make)
     sglang, torch = said.stdout.split()
     return Finding(name=name, status=Status.OK, message=f"sglang {sglang} with torch {torch} in {folder}")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from osworld_pipeline.doctor.programs import ask
 from osworld_pipeline.domain.finding import Finding, Status
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.top_level_names import shadow_sentence
 from osworld_pipeline.errors import DependencyError, StoreError
 from osworld_pipeline.file_system import local_locks, need_file_system
 
@@ -102,6 +104,15 @@ def check_open_files(name: str) -> Finding:
     )
 
 
+def check_names(name: str, folder: Path) -> Finding:
+    """Whether Python programs that are started in `folder` import our packages."""
+    sentence = shadow_sentence(folder)
+    if not sentence:
+        return Finding(name=name, status=Status.OK, message=f"{folder} has no packages with names of ours")
+    remedy = "rename them, or run the commands in another folder"
+    return Finding(name=name, status=Status.WARN, message=sentence, remedy=remedy)
+
+
 def check_gpu(name: str, *, limit_s: float = NVIDIA_LIMIT_S) -> Finding:
     if shutil.which("nvidia-smi") is None:
         text = "no NVIDIA GPU (there is no nvidia-smi): training and sampling run on the CPU"
@@ -124,7 +135,7 @@ def check_torch(name: str) -> Finding:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return Finding(
-            name=name, status=Status.MISSING, message="torch is not installed", remedy="scripts/setup python"
+            name=name, status=Status.MISSING, message="torch is not installed", remedy=how_to_set_up("train")
         )
     if shutil.which("nvidia-smi") is None:
         return Finding(name=name, status=Status.OK, message=f"torch {version}, for the CPU")
@@ -137,7 +148,7 @@ def check_torch(name: str) -> Finding:
             name=name,
             status=Status.WARN,
             message=f"torch {version} (CUDA {cuda}) sees no GPU",
-            remedy="rm .venv/.setup && UV_TORCH_BACKEND=auto scripts/setup python, if nvidia-smi lists one",
+            remedy=f"if nvidia-smi lists one, uninstall torch, then UV_TORCH_BACKEND=auto {how_to_set_up('train')}",
         )
     if is_right != "True":
         text = f"torch {version} (CUDA {cuda}) computes wrong results on the GPU"

@@ -3,18 +3,13 @@
 import importlib.metadata
 import importlib.util
 import sys
-from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from osworld_pipeline.doctor.place import checkout
 from osworld_pipeline.domain.finding import Finding, Status
+from osworld_pipeline.domain.remedies import checkout, how_to_set_up, module_of
 from osworld_pipeline.domain.version import DISTRIBUTION
 
-MODULES = {"pillow": "PIL", "pyyaml": "yaml"}
-"""Distributions whose module has another name."""
-SET_UP = ("server", "pipeline", "train", "lora", "ray", "dev")
-"""Extras that `scripts/setup python` installs."""
 PYTHONS = ((3, 11), (3, 13))
 SHOWN = 4
 
@@ -28,7 +23,7 @@ def check_python(name: str) -> Finding:
         name=name,
         status=Status.MISSING,
         message=f"{text}, but 3.11 to 3.13 is required",
-        remedy="install python3.11, then PYTHON=python3.11 scripts/setup python",
+        remedy=how_to_set_up("python"),
     )
 
 
@@ -37,19 +32,19 @@ def check_extra(name: str, extra: str) -> Finding:
     wanted = requirements_of(extra)
     if not wanted:
         text = f"this installation has no extra named {extra}: it is older than these sources"
-        return Finding(name=name, status=Status.MISSING, message=text, remedy=_remedy("server", extra))
+        return Finding(name=name, status=Status.MISSING, message=text, remedy=how_to_set_up(extra))
     lacks = [lack for requirement in wanted if (lack := _lack(requirement))]
     if lacks:
         more = f" and {len(lacks) - SHOWN} more" if len(lacks) > SHOWN else ""
         text = f"of the extra {extra}: {', '.join(lacks[:SHOWN])}{more}"
-        return Finding(name=name, status=Status.MISSING, message=text, remedy=_remedy(extra, extra))
+        return Finding(name=name, status=Status.MISSING, message=text, remedy=how_to_set_up(extra))
     pins = read_pins()
     others = [other for requirement in wanted if (other := _other_version(requirement, pins))]
     if others:
         text = (
             f"all packages of the extra {extra} are installed, but not the tested versions: {', '.join(others[:SHOWN])}"
         )
-        return Finding(name=name, status=Status.WARN, message=text, remedy=_remedy(extra, extra))
+        return Finding(name=name, status=Status.WARN, message=text, remedy=how_to_set_up(extra))
     own = [item.name for item in wanted if item.marker is not None and "extra" in str(item.marker)]
     names = ", ".join(f"{item} {importlib.metadata.version(item)}" for item in own)
     return Finding(name=name, status=Status.OK, message=f"all packages of the extra {extra}: {names}")
@@ -65,10 +60,6 @@ def requirements_of(extra: str) -> list[Requirement]:
             found.append(requirement)
     is_known = extra in (importlib.metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ())
     return found if is_known else []
-
-
-def module_of(distribution: str) -> str:
-    return MODULES.get(distribution, distribution.replace("-", "_"))
 
 
 def read_pins() -> dict[str, str]:
@@ -101,11 +92,3 @@ def _other_version(requirement: Requirement, pins: dict[str, str]) -> str | None
     pin, version = pins.get(requirement.name), importlib.metadata.version(requirement.name)
     # A build for a CPU or a GPU has a suffix after a plus.
     return None if pin is None or version.partition("+")[0] == pin else f"{requirement.name} {version} for {pin}"
-
-
-def _remedy(extra: str, wanted: str) -> str:
-    if checkout() is None:
-        return f"{sys.executable} -m pip install '{DISTRIBUTION}[{wanted}]'"
-    if extra in SET_UP:
-        return "scripts/setup python"
-    return f"{Path(sys.executable).parent / 'uv'} pip install --constraint constraints.txt --editable '.[{wanted}]'"

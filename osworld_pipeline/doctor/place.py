@@ -5,8 +5,6 @@ from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
@@ -14,10 +12,5 @@ class Place:
     dagster_home: Path | None
     """None if DAGSTER_HOME is not set."""
     sglang: Path
-    """The environment made by scripts/setup-sglang."""
+    """The environment that set-up makes for an sglang server on a CPU."""
     desktop_env_python: Path
-
-
-def checkout() -> Path | None:
-    """The repository's root; None if the package is installed as a wheel."""
-    return ROOT if (ROOT / "scripts" / "setup").is_file() else None

@@ -22,6 +22,7 @@ from osworld_pipeline.doctor.machine import (
     check_file_system,
     check_gpu,
     check_memory,
+    check_names,
     check_open_files,
     check_torch,
 )
@@ -35,11 +36,11 @@ from osworld_pipeline.doctor.stores import (
     check_locks,
     check_mlflow_database,
 )
-from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
+from osworld_pipeline.domain.remedies import EXTRAS
+from osworld_pipeline.domain.shown_commands import ENV_SERVER, PIPELINE, mlflow_line, pipeline_line, shell_line
 
 SPARE_S = 2.0
 """Time of a check beyond the limit of the program that it runs."""
-PACKAGES = ("server", "pipeline", "train", "lora", "ray", "postgres")
 PROC = Path("/proc")
 
 
@@ -58,7 +59,10 @@ _DAGSTER = ("dagster-home", "dagster-instance", "dagster-daemon")
 ROLES: Mapping[str, Role] = {
     "demo": Role(
         "the whole pipeline on this machine",
-        (*_HOST, "packages-server", "packages-pipeline", "packages-train", *_LOCAL, *_STATE, "gpu", "dagster-instance"),
+        (
+            *(*_HOST, "top-level-names", "packages-server", "packages-pipeline", "packages-train", *_LOCAL, *_STATE),
+            *("gpu", "dagster-instance"),
+        ),
     ),
     "local": Role("an env server with local desktops", (*_HOST, "packages-server", *_LOCAL, "disk", "port-8100")),
     "qemu": Role(
@@ -73,7 +77,10 @@ ROLES: Mapping[str, Role] = {
         "training with the recipe of --recipe, or demo",
         (*_HOST, "packages-train", "packages-lora", "gpu", "torch", "disk", "file-system", "adapters", "locks"),
     ),
-    "dagster": Role("Dagster's UI and daemon", (*_HOST, "packages-pipeline", *_DAGSTER, *_STATE, "port-3000")),
+    "dagster": Role(
+        "Dagster's UI and daemon",
+        (*_HOST, "top-level-names", "packages-pipeline", *_DAGSTER, *_STATE, "port-3000"),
+    ),
     "postgres": Role("Dagster's instance in Postgres", ("python", "packages-pipeline", "packages-postgres", *_DAGSTER)),
     "mlflow": Role("MLflow's UI", ("python", "packages-pipeline", "mlflow-database", "port-5000")),
     "sglang": Role("an sglang server", ("memory", "sglang", "gpu", "disk", "port-30000")),
@@ -82,10 +89,10 @@ ROLES: Mapping[str, Role] = {
 
 
 def make_checks(place: Place) -> list[Check]:
-    chosen = [f"STATE={place.state.root}"]
     return [
         one("python", check_python),
-        *(one(f"packages-{extra}", check_extra, extra) for extra in PACKAGES),
+        one("top-level-names", check_names, Path.cwd()),
+        *(one(f"packages-{extra}", check_extra, extra) for extra in EXTRAS),
         Check(names=DESKTOP_CHECKS, look=partial(check_desktops, place), limit_s=DESKTOPS_LIMIT_S + SPARE_S),
         one("memory", check_memory),
         one("disk", check_disk, place.state),
@@ -104,14 +111,15 @@ def make_checks(place: Place) -> list[Check]:
         one("mlflow-database", check_mlflow_database, place.state, limit_s=10.0),
         one("adapters", check_adapters, place.state),
         one("locks", check_locks, place.state),
-        _port(3000, "Dagster's UI", ("dagster",), shell_line("make", "dev", *chosen, "PORT=3001")),
-        _port(5000, "MLflow's UI", ("mlflow",), shell_line("make", "mlflow", *chosen, "PORT=5001")),
+        _port(3000, "Dagster's UI", ("dagster",), pipeline_line(place.state, "dev", "--port", 3001)),
+        _port(5000, "MLflow's UI", ("mlflow",), mlflow_line(place.state, port=5001)),
         _port(8100, "the env server", ("env_server", "env-server"), shell_line(ENV_SERVER, "--port", 8101)),
         _port(
             30000,
             "sglang",
             ("sglang",),
-            "serve it at another port (scripts/sglang-cpu --port), and set engine.urls to that",
+            f"serve it at another port ({shell_line(PIPELINE, 'sglang-cpu', 'CHECKPOINT', '--port', 30001)}), and set "
+            "engine.urls to that",
         ),
         _port(8265, "Ray's dashboard", ("ray",), shell_line("ray", "start", "--head", "--dashboard-port", 8266)),
     ]

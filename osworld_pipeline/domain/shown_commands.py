@@ -21,3 +21,8 @@ def shell_line(program: str, *words: object) -> str:
 def pipeline_line(state: StateDir, *words: object) -> str:
     """A command of `osworld-pipeline` on this state."""
     return shell_line(PIPELINE, *words, "--state", state.root)
+
+
+def mlflow_line(state: StateDir, *, port: int = 5000) -> str:
+    """MLflow's UI of this state."""
+    return shell_line("mlflow", "ui", "--backend-store-uri", f"sqlite:///{state.mlflow_db}", "--port", port)

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osworld_pipeline.agent.adapters import whole_weights_folder
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import EngineError
+from osworld_pipeline.policy_servers.cpu_server import cpu_server
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import LaunchSection
 
 ENVIRONMENT_VARIABLE = "SGLANG_ENV"
 DEFAULT_ENVIRONMENT = Path("var/sglang")
-CPU_SERVER = Path(__file__).parents[2] / "scripts" / "sglang-cpu"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
@@ -52,8 +53,10 @@ def server_commands(
     for number, port in enumerate(ports):
         url = f"http://127.0.0.1:{port}"
         if section.device == "cpu":
-            arguments = (str(CPU_SERVER), str(whole_weights_folder(checkpoint)), *shared, "--port", str(port))
-            own = {**added, ENVIRONMENT_VARIABLE: str(folder)}
+            server = cpu_server(
+                folder, whole_weights_folder(checkpoint), [*shared, "--port", str(port)], {**given, **added}
+            )
+            arguments, own = server.arguments, {**server.environment, **added}
         else:
             python = (str(folder / "bin" / "python"), "-m", "sglang.launch_server")
             parallel = ("--tp-size", str(section.gpus_per_server), "--dtype", _dtype(recipe))
@@ -99,10 +102,9 @@ def _lora_arguments(recipe: Recipe) -> tuple[str, ...]:
 
 def _require_sglang(folder: Path, section: LaunchSection) -> None:
     if not (folder / "bin" / "python").exists():
-        remedy = "run scripts/setup-sglang" if section.device == "cpu" else "install sglang in an environment"
+        install = f"run `{how_to_set_up('sglang')}`"
+        remedy = install if section.device == "cpu" else "install sglang in an environment"
         raise EngineError(
             f"engine.launch starts sglang servers, and there is no sglang at {folder}: {remedy}, or name its folder in "
             f"{ENVIRONMENT_VARIABLE}"
         )
-    if section.device == "cpu" and not CPU_SERVER.exists():
-        raise EngineError(f"engine.launch.device cpu needs {CPU_SERVER}, which is in a checkout of this project only")

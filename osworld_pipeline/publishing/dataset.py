@@ -20,7 +20,7 @@ from osworld_pipeline.publishing.publication import (
 )
 
 KINDS = ("huggingface", "parquet", "lance")
-REMEDY = "export again with --own-licence for rows of this pipeline; docs/data.md has the licences of sources"
+REMEDY = "export again with --own-licence for rows of this pipeline; an import of a source names its licence"
 _HEAD = re.compile(r"\A---\n.*?\n---\n(\s*# [^\n]*\n)?", re.DOTALL)
 _LICENCES = re.compile(r"^## Licences\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 

@@ -5,7 +5,6 @@ import inspect
 import re
 import types
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -14,7 +13,7 @@ from pydantic.fields import FieldInfo
 from osworld_pipeline.recipes.contradictions import CONTRADICTIONS
 from osworld_pipeline.recipes.environment import VARIABLES
 from osworld_pipeline.recipes.keys import keys, section_types, sections
-from osworld_pipeline.recipes.load import recipe_names
+from osworld_pipeline.recipes.load import recipe_names, recipe_text
 from osworld_pipeline.recipes.section import Section
 
 HEAD = """# Recipes
@@ -107,8 +106,7 @@ def _recipes() -> str:
 
 def head_comment(name: str) -> str:
     """The comment at the head of a shipped recipe; empty if it has none."""
-    text = (resources.files("osworld_pipeline.recipes") / f"{name}.toml").read_text()
-    match = re.match(r"(?:#[^\n]*\n)+", text)
+    match = re.match(r"(?:#[^\n]*\n)+", recipe_text(name))
     return _flat(re.sub(r"^# ?", "", match[0], flags=re.MULTILINE)) if match else ""
 
 

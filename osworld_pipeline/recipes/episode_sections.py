@@ -89,7 +89,7 @@ class LaunchSection(Section):
     num_servers: int = Field(default=1, ge=1)
     """Number of servers, each with all weights."""
     device: Literal["cuda", "cpu"] = "cuda"
-    """`cpu`: started by scripts/sglang-cpu."""
+    """`cpu`: sglang's own server, adapted for a CPU (`setup sglang`)."""
     gpus_per_server: int = Field(default=1, ge=1)
     """GPUs per server for tensor parallelism."""
     first_gpu: int | None = Field(default=None, ge=0)

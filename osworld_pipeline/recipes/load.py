@@ -86,12 +86,17 @@ def _read(name_or_path: str) -> str:
             raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise RecipeError(f"recipe {path} is not UTF-8 text: {error}") from error
-    if name_or_path not in recipe_names():
+    return recipe_text(name_or_path)
+
+
+def recipe_text(name: str) -> str:
+    """The file of a shipped recipe. Raises RecipeError."""
+    if name not in recipe_names():
         raise RecipeError(
-            f"no recipe named '{name_or_path}'; there are: {', '.join(recipe_names())}, or give a .toml file"
-            + did_you_mean(name_or_path, recipe_names())
+            f"no recipe named '{name}'; there are: {', '.join(recipe_names())}, or give a .toml file"
+            + did_you_mean(name, recipe_names())
         )
-    return (resources.files("osworld_pipeline.recipes") / f"{name_or_path}.toml").read_text()
+    return (resources.files("osworld_pipeline.recipes") / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def _read_toml(text: str, name: str) -> dict[str, Any]:

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from osworld_pipeline.domain.top_level_names import PACKAGES, ROOT
 from osworld_pipeline.domain.version import DISTRIBUTION, installed_version
 
-PACKAGES = ("osworld_pipeline", "assets", "resources", "jobs", "env_server")
-"""The packages in the root of a checkout that contain code."""
 GIT_TIMEOUT_S = 10.0
 
 
@@ -23,7 +22,7 @@ class CodeOrigin:
 @cache
 def code_origin() -> CodeOrigin:
     """The origin of this program's code, cached at the first call, because files may change while it runs."""
-    return origin_of(Path(__file__).resolve().parents[2])
+    return origin_of(ROOT)
 
 
 def origin_of(root: Path) -> CodeOrigin:

@@ -13,5 +13,7 @@ def find_python() -> Path:
     folder = Path(os.environ.get("OSWORLD_DESKTOP_ENV", REPOSITORY / "var" / "desktop-env"))
     python = folder / "bin" / "python"
     if not python.exists():
-        pytest.skip(f"no desktop-env at {folder} (scripts/setup-desktop-env, or name it in OSWORLD_DESKTOP_ENV)")
+        pytest.skip(
+            f"no desktop-env at {folder} (osworld-pipeline setup desktop-env, or name it in OSWORLD_DESKTOP_ENV)"
+        )
     return python

@@ -1,4 +1,4 @@
-"""The instance of deploy/dagster.postgres.yaml in a real Postgres, which runs for these tests alone."""
+"""The instance of `init --postgres` in a real Postgres, which runs for these tests alone."""
 
 import os
 import shutil
@@ -14,9 +14,9 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from osworld_pipeline.project import project_files, write_project
 from resources.instance_report import report
 
-ROOT = Path(__file__).resolve().parents[2]
 USER = "nobody"
 START_LIMIT_S = 60.0
 
@@ -83,7 +83,7 @@ def home(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"DAGSTER_PG_{name}", value)
     monkeypatch.setenv("DAGSTER_FILES", str(tmp_path / "files"))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    shutil.copy(ROOT / "deploy" / "dagster.postgres.yaml", tmp_path / "dagster.yaml")
+    write_project(tmp_path, project_files(is_postgres=True))
     return tmp_path
 
 

@@ -45,7 +45,7 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif("OSWORLD_WINDOWS_GUEST" not in os.environ, reason="takes minutes: make test-windows"),
     pytest.mark.skipif(
-        bool(MISSING), reason=f"no such machines here: {', '.join(MISSING)} missing (scripts/setup qemu)"
+        bool(MISSING), reason=f"no such machines here: {', '.join(MISSING)} missing (osworld-pipeline setup qemu)"
     ),
 ]
 IMAGES = Path(__file__).parents[2] / "var/test-images/qemu"

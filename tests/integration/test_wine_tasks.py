@@ -26,7 +26,9 @@ pytestmark = [
     pytest.mark.desktop,
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(not HAS_WINE, reason="no Windows programs here: run `scripts/setup wine` (100 MB to download)"),
+    pytest.mark.skipif(
+        not HAS_WINE, reason="no Windows programs here: run `osworld-pipeline setup wine` (100 MB to download)"
+    ),
 ]
 IMAGES = Path(__file__).parents[2] / "var/test-images/wine"
 """Kept between runs: making drive C: takes a minute."""

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from env_server.options import add_server_options
 from env_server.settings import OsgymSettings, SettingsError, osgym_networks
+from osworld_pipeline.domain.top_level_names import python_module
 from osworld_pipeline.errors import DependencyError, PipelineError, ReplicaError
 
 STATE_FILE, LOG_FILE, LOCK_FILE, READY_FILE = "osgym.json", "osgym.log", "osgym.lock", "osgym.ready"
@@ -89,7 +90,7 @@ def _spawn(
 ) -> tuple[subprocess.Popen[bytes], WorkersState]:
     host = host_for(os.environ, is_local=arguments.local)
     command = [
-        sys.executable, "-m", "env_server.main", "--port", "0",
+        *python_module("env_server.main"), "--port", "0",
         "--replicas", str(len(ports) * arguments.replicas_per_port),
         *server_options,
         "--osgym-ports", ",".join(map(str, ports)), "--osgym-host", host,

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import DependencyError
 
 PROBE_LIMIT_S = 60.0
 _HERE = Path(__file__).resolve().parent
 SEARCH_PATH = (_HERE / "stubs",)
 """Last folders of that Python's module search path: substitutes for packages that the installation leaves out."""
-_WAY_OUT = "create it with scripts/setup-desktop-env, or name its interpreter with --desktop-env-python"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,16 @@ class DesktopEnvInstall:
                 command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_LIMIT_S, check=False
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise DependencyError(f"desktop-env's Python {python} cannot be run ({error}); {_WAY_OUT}") from error
+            raise DependencyError(f"desktop-env's Python {python} cannot be run ({error}); {_way_out()}") from error
         if done.returncode:
             complaint = done.stderr.decode("utf-8", "replace").strip().splitlines()
             raise DependencyError(
                 f"the desktop-env of {python} cannot be read ({complaint[-1] if complaint else done.returncode}); "
-                f"{_WAY_OUT}"
+                f"{_way_out()}"
             )
         probed = json.loads(done.stdout)
         if probed is None:
-            raise DependencyError(f"{python} has no desktop-env; {_WAY_OUT}")
+            raise DependencyError(f"{python} has no desktop-env; {_way_out()}")
         sets = {key: frozenset(probed[key]) for key in ("metrics", "getters", "port_getters", "verbs")}
         folders = tuple(map(Path, probed["folders"]))
         return cls(
@@ -69,3 +69,7 @@ class DesktopEnvInstall:
             search_path=search_path,
             **sets,
         )
+
+
+def _way_out() -> str:
+    return f"create it with `{how_to_set_up('desktop-env')}`, or name its interpreter with --desktop-env-python"

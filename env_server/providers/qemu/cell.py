@@ -16,6 +16,7 @@ from env_server.providers.qemu.network import NAME_SERVERS, OpenNetwork
 from env_server.providers.qemu.walls import KVM_DEVICE, SandboxFiles, Walls, files_of, sandbox_command
 from env_server.providers.requirements import SYSTEM_PATH
 from env_server.providers.stderr_tail import StderrTail
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 _BRIDGE = Path(__file__).parent / "bridge.py"
@@ -97,7 +98,7 @@ class Cell:
                         env={"PATH": SYSTEM_PATH},
                     )
             except OSError as error:
-                raise DependencyError(f"cannot start bubblewrap ({error}); run `scripts/setup qemu`") from error
+                raise DependencyError(f"cannot start bubblewrap ({error}); run `{how_to_set_up('qemu')}`") from error
 
     async def open_network(self) -> None:
         """

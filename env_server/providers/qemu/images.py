@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shlex
-import sys
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Literal, Protocol
@@ -24,6 +23,7 @@ from env_server.providers.qemu.machine import Machine
 from env_server.providers.qemu.qmp_input import QmpInput
 from env_server.providers.qemu.readiness import wait_for_agent
 from env_server.providers.qemu.saved_state import KEPT_STATES
+from osworld_pipeline.domain.top_level_names import python_module
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 log = logging.getLogger(__name__)
@@ -215,7 +215,7 @@ async def build_in_child(images: Path) -> BaseImage:
         return image
     log.info("building the virtual machines' image below %s; this takes a minute or two, once", images)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "env_server.providers.qemu.build", "--state-dir", str(images)),
+        *(*python_module("env_server.providers.qemu.build"), "--state-dir", str(images)),
         *("--die-with-parent", str(os.getpid())),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,

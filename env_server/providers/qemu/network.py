@@ -11,6 +11,7 @@ from env_server.providers.qemu.programs import find
 from env_server.providers.qemu.walls import TUN_DEVICE, as_user
 from env_server.providers.requirements import SYSTEM_PATH
 from env_server.providers.stderr_tail import StderrTail
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 START_LIMIT_S = 20.0
@@ -56,7 +57,7 @@ class OpenNetwork:
             ready_end = -1
             await self._until_ready(ready)
         except OSError as error:
-            raise DependencyError(f"cannot start slirp4netns ({error}); run `scripts/setup qemu`") from error
+            raise DependencyError(f"cannot start slirp4netns ({error}); run `{how_to_set_up('qemu')}`") from error
         finally:
             os.close(ready)
             if ready_end >= 0:

@@ -18,7 +18,7 @@ DESKTOP_PACKAGES = (
     "xdotool", "wmctrl", "x11-utils", "x11-xserver-utils", "xclip", "libglib2.0-bin", "gsettings-desktop-schemas",
     "adwaita-icon-theme", "fonts-dejavu-core", "xdg-utils", "procps", "iproute2", "socat", "util-linux",
 )  # fmt: skip
-"""The Debian packages of a local desktop (scripts/debian-packages.txt), except its X server and its sandbox."""
+"""The Debian packages of a local desktop (the part `debian` of set-up), except its X server and its sandbox."""
 
 MACHINE_PACKAGES = (
     "linux-image-amd64", "initramfs-tools", "busybox-static", "cpio", "fontconfig", "kmod", "sudo",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import dagster as dg
 from dagster._utils.interrupts import check_captured_interrupt, pop_captured_interrupt
 
-from osworld_pipeline.domain.shown_commands import shell_line
+from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
 
@@ -49,7 +49,7 @@ def wait_for_pools(
             say(f"waiting until {reason}; Ctrl-C ends the wait")
             reported = reason
         if time.monotonic() >= until:
-            dagster = shell_line("make", "dev", f"STATE={state.root}")
+            dagster = pipeline_line(state, "dev")
             raise PipelineError(
                 f"waited for {limit_s / 3600:.3g} h until {reason}: terminate that run in Dagster, or start Dagster "
                 f"({dagster}), which ends runs whose process is dead"

@@ -16,7 +16,7 @@ from osworld_pipeline.cli.in_process.session import InProcess, JobStoppedError, 
 from osworld_pipeline.cli.in_process.what_changed import show_changes
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.near_names import did_you_mean
-from osworld_pipeline.domain.shown_commands import pipeline_line, shell_line
+from osworld_pipeline.domain.shown_commands import mlflow_line, pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError, StoreError, TableError
 from osworld_pipeline.evaluation.changes import Change, Training, changes_of
@@ -229,11 +229,10 @@ def _show_scores(rows: Sequence[EvalRow], recipe: Recipe, checkpoint_ids: list[s
 
 def _show_where_to_look(state: StateDir, console: Console) -> None:
     console.print("\n[bold]Where to look next[/]")
-    chosen = [f"STATE={state.root}"]
     lines = [
-        f"  Dagster   {shell_line('make', 'dev', *chosen)}",
+        f"  Dagster   {pipeline_line(state, 'dev')}",
         "            http://127.0.0.1:3000   assets, lineage, runs",
-        f"  MLflow    {shell_line('make', 'mlflow', *chosen)}",
+        f"  MLflow    {mlflow_line(state)}",
         "            http://127.0.0.1:5000   parameters, curves, models",
         f"  Viewer    {pipeline_line(state, 'view')}",
         f"  Reports   {state.reports / 'index.html'}",

@@ -21,6 +21,7 @@ import httpx
 
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.digest import digest_bytes
+from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes.schema import EngineSection
@@ -66,7 +67,10 @@ class SglangEngine:
         engines of one run change weights together. Empty: the engine is its own run.
         """
         if not urls:
-            raise EngineError("no sglang server configured: set engine.urls, or start one with scripts/sglang-cpu")
+            raise EngineError(
+                "no sglang server configured: set engine.urls, or start one on a CPU with "
+                f"`{shell_line(PIPELINE, 'sglang-cpu', 'CHECKPOINT')}`"
+            )
         self._renderer = renderer
         self._section = section
         self._client = JsonClient(token=token, transport=transport)

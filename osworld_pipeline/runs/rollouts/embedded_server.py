@@ -6,7 +6,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.top_level_names import python_module
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.task_schema.version import code_digest
@@ -105,7 +105,7 @@ def _running(spec: ServerSpec) -> Iterator[tuple[EnvServers, subprocess.Popen[by
     with tempfile.TemporaryDirectory(prefix="env-server-") as scratch, log_path.open("ab") as log:
         ready = Path(scratch) / "ready.json"
         command = [
-            sys.executable, "-m", "env_server.main",
+            *python_module("env_server.main"),
             "--provider", "local",
             "--replicas", str(spec.num_replicas),
             "--screen-size", f"{spec.screen_width}x{spec.screen_height}",

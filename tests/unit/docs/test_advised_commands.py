@@ -4,12 +4,15 @@
 import ast
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command_lines import BadCommandError, Command, check
 
+from osworld_pipeline.domain import remedies
+from osworld_pipeline.domain.remedies import DEBIAN_PARTS, ENVIRONMENTS, EXTRAS, how_to_set_up
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, PIPELINE, pipeline_line, shell_line
 from osworld_pipeline.domain.state import StateDir
 
@@ -28,6 +31,12 @@ IN_SQL = "osworld_pipeline/tables/live_files.py"
 TEMPLATE_CALL = re.compile(r"\{\{ command\((?P<words>[^}]*)\) \}\}")
 RECIPE = ["--recipe", "demo", "--set", "agent.max_turns=4", "--smoke"]
 """What the options stand for that choose a recipe."""
+NOT_SHIPPED = re.compile(
+    r"\bscripts/|repository'?s? root|\bdocs/[\w/-]+\.md|\bdeploy/|\bMakefile\b|\.venv\b|\btests/", re.IGNORECASE
+)
+"""What only a checkout has."""
+REMEDIES = "osworld_pipeline/domain/remedies.py"
+"""It asks whether this is a checkout."""
 STANDS_FOR = "1"
 """A word that is known only when the command is made."""
 
@@ -110,6 +119,42 @@ def test_no_message_writes_a_command_by_hand() -> None:
     for path in sorted((ROOT / "osworld_pipeline").rglob("*.jinja")):
         wrong += [f"{path.name}: {line}" for line in path.read_text().splitlines() if f"<code>{PIPELINE} " in line]
     assert wrong == []
+
+
+def test_no_message_names_what_a_wheel_does_not_have() -> None:
+    wrong = []
+    for name, tree in sources():
+        if name == REMEDIES or name.endswith("/describe.py"):
+            continue
+        ignored = docstrings(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.lineno not in ignored:
+                wrong += [f"{name}:{node.lineno}: {node.value}" for _ in NOT_SHIPPED.findall(node.value)]
+    assert wrong == []
+
+
+def test_every_part_that_a_message_sets_up_is_one_of_set_up() -> None:
+    known = {*DEBIAN_PARTS, *ENVIRONMENTS, *EXTRAS, "project", "python", "uv"}
+    named = [
+        (name, node.lineno, word)
+        for name, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "how_to_set_up"
+        for word in words_of(node.args[:1])
+    ]
+    assert len(named) > 20
+    assert [each for each in named if each[2] not in {*known, STANDS_FOR}] == []
+
+
+def test_in_a_checkout_packages_are_set_up_by_its_script_and_elsewhere_by_the_installer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert how_to_set_up("train") == f"{ROOT}/scripts/setup python"
+    monkeypatch.setattr(remedies, "checkout", lambda: None)
+    for extra in EXTRAS:
+        *installer, wanted = shlex.split(how_to_set_up(extra))
+        assert (installer[-1] in ("install", sys.executable), wanted) == (True, f"osworld-pipeline[{extra}]")
+    assert "scripts" not in how_to_set_up("python")
 
 
 def test_a_word_with_signs_reaches_the_program_whole(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ import pytest
 from packaging.requirements import Requirement
 
 from osworld_pipeline.doctor.packages import read_pins
+from osworld_pipeline.installing.environments import KINDS
 
 ROOT = Path(__file__).resolve().parents[3]
+INSTALLING = ROOT / "osworld_pipeline" / "installing"
 LISTS = sorted(
     path
-    for path in (ROOT / "constraints.txt", *(ROOT / "scripts").rglob("*.txt"))
+    for path in (ROOT / "constraints.txt", *(ROOT / "scripts").rglob("*.txt"), *INSTALLING.rglob("*.txt"))
     if not path.name.startswith("debian-packages")
 )
 UNHASHED = {"torch", "torchvision", "triton"}
@@ -28,7 +30,7 @@ def pins_of(path: Path) -> dict[str, list[str]]:
     return {line.partition("--hash=")[0].strip(): re.findall(r"--hash=(\S+)", line) for line in lines}
 
 
-@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_pin_has_the_hashes_of_its_files(path: Path) -> None:
     pins = pins_of(path)
     assert pins
@@ -39,7 +41,7 @@ def test_every_pin_has_the_hashes_of_its_files(path: Path) -> None:
         assert bool(hashes) != (requirement.name in UNHASHED), pin
 
 
-@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_no_list_names_where_packages_come_from(path: Path) -> None:
     assert "://" not in path.read_text()
 
@@ -51,6 +53,9 @@ def test_every_installation_is_checked_against_a_hashed_list() -> None:
         for command in commands:
             assert any(option in command for option in hashed), f"{script.name}: {command}"
             assert "--only-binary :all:" in command, f"{script.name}: {command}"
+    for kind in KINDS.values():
+        assert hashed & set(kind.options), kind.name
+        assert " ".join(kind.options).startswith(("--verify-hashes --only-binary", "--require-hashes --only-binary"))
 
 
 def test_doctor_reads_the_versions_of_the_hashed_list() -> None:

@@ -9,9 +9,10 @@ import pytest
 from osworld_pipeline.cli.in_process.session import MIN_FREE_BYTES
 from osworld_pipeline.doctor import machine, packages, ports
 from osworld_pipeline.doctor.machine import check_disk, check_memory, check_open_files
-from osworld_pipeline.doctor.packages import check_extra, module_of, requirements_of
+from osworld_pipeline.doctor.packages import check_extra, requirements_of
 from osworld_pipeline.doctor.ports import check_port, holders, listening
 from osworld_pipeline.domain.finding import Status
+from osworld_pipeline.domain.remedies import how_to_set_up, module_of
 from osworld_pipeline.domain.state import StateDir
 
 PROC = Path("/proc")
@@ -93,7 +94,7 @@ def test_a_package_that_is_missing_old_or_without_its_module_is_named(monkeypatc
     assert "and not >=999" in found.message
     assert "import-linter" in found.message, "its module is named importlinter"
     assert "httpx" not in found.message
-    assert found.remedy == "scripts/setup python"
+    assert found.remedy == how_to_set_up("server")
     assert module_of("pyyaml") == "yaml"
 
 

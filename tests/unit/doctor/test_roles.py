@@ -18,7 +18,9 @@ from osworld_pipeline.doctor.external_services import (
 from osworld_pipeline.doctor.place import Place
 from osworld_pipeline.doctor.roles import ROLES, make_checks
 from osworld_pipeline.domain.finding import Status
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.project import project_files, write_project
 
 SANE: dict[str, Any] = {
     "relative": False,
@@ -85,34 +87,63 @@ def test_an_instance_is_judged(tmp_path: Path, change: dict[str, Any], status: S
     ("error", "remedy"),
     [
         ("run dagster instance migrate", "dagster instance migrate"),
-        ("No module named 'dagster_postgres'", "doctor --role postgres"),
-        ("the environment variable DAGSTER_PG_HOST is not set", "docs/instances.md"),
+        ("No module named 'dagster_postgres'", how_to_set_up("postgres")),
+        ("the environment variable DAGSTER_PG_HOST is not set", "set the variable that it names"),
+        ("the key is unknown", "init {folder} --overwrite"),
     ],
 )
 def test_what_an_instance_lacks_has_its_way_out(tmp_path: Path, error: str, remedy: str) -> None:
-    assert remedy in judge_instance("dagster-instance", {"error": error}, tmp_path).remedy
+    told = judge_instance("dagster-instance", {"error": error}, tmp_path).remedy
+    assert remedy.format(folder=tmp_path) in told
 
 
 def test_a_daemon_is_judged_by_its_heartbeat() -> None:
-    assert judge_daemon("d", SANE, start="make dev").message == "Dagster's daemon sent a heartbeat 3 s ago"
-    late = judge_daemon("d", {**SANE, "heartbeats_s": {"SENSOR": 3600.0}}, start="make dev STATE=/s")
-    assert ("for 60 minutes" in late.message, late.remedy) == (True, "make dev STATE=/s")
-    assert judge_daemon("d", {"heartbeats_s": {}}, start="make dev").status == Status.WARN
-    assert "fails at: SENSOR" in judge_daemon("d", {**SANE, "failing_daemons": ["SENSOR"]}, start="make dev").message
+    assert judge_daemon("d", SANE, start="osworld-pipeline dev").message == "Dagster's daemon sent a heartbeat 3 s ago"
+    late = judge_daemon("d", {**SANE, "heartbeats_s": {"SENSOR": 3600.0}}, start="osworld-pipeline dev --state /s")
+    assert ("for 60 minutes" in late.message, late.remedy) == (True, "osworld-pipeline dev --state /s")
+    assert judge_daemon("d", {"heartbeats_s": {}}, start="osworld-pipeline dev").status == Status.WARN
+    assert (
+        "fails at: SENSOR"
+        in judge_daemon("d", {**SANE, "failing_daemons": ["SENSOR"]}, start="osworld-pipeline dev").message
+    )
 
 
 def test_dagster_home_must_be_absolute_and_hold_a_dagster_yaml(tmp_path: Path) -> None:
-    assert check_home("h", place(tmp_path)).status == Status.WARN
-    assert "requires an absolute path" in check_home("h", place(tmp_path, Path("here"))).message
-    assert "no dagster.yaml" in check_home("h", place(tmp_path, tmp_path)).message
-    (tmp_path / "dagster.yaml").touch()
-    assert check_home("h", place(tmp_path, tmp_path)).status == Status.OK
+    empty, other = tmp_path / "empty", tmp_path / "other"
+    empty.mkdir()
+    other.mkdir()
+    found = check_home("h", place(tmp_path), folder=empty)
+    assert (found.status, f"init {empty}" in found.remedy) == (Status.MISSING, True)
+    assert "requires an absolute path" in check_home("h", place(tmp_path, Path("here")), folder=empty).message
+    found = check_home("h", place(tmp_path, other), folder=empty)
+    assert (f"no dagster.yaml in {other}" in found.message, f"init {other}" in found.remedy) == (True, True)
+    (other / "dagster.yaml").touch()
+    assert check_home("h", place(tmp_path, other), folder=empty).status == Status.OK
+
+
+def test_a_project_folder_needs_no_dagster_home_of_the_shell(tmp_path: Path) -> None:
+    write_project(tmp_path, project_files())
+    here = place(tmp_path)
+    assert check_home("h", here, folder=tmp_path).status == Status.OK
+    (tmp_path / ".env").unlink()
+    found = check_home("h", here, folder=tmp_path)
+    assert (found.status, found.remedy) == (Status.WARN, f"export DAGSTER_HOME={tmp_path}")
+
+
+def test_a_dagster_home_other_than_that_of_the_commands_is_named(tmp_path: Path) -> None:
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    for folder in (mine, other):
+        write_project(folder, project_files())
+    found = check_home("h", place(mine, other), folder=mine)
+    assert found.status == Status.WARN
+    assert f"DAGSTER_HOME is {other}, and commands in {mine} use {mine}" in found.message
+    assert check_home("h", place(mine, mine), folder=mine).status == Status.OK
 
 
 def test_an_sglang_that_is_not_there_names_its_set_up(tmp_path: Path) -> None:
     found = check_sglang("sglang", tmp_path)
     assert found.status == Status.MISSING
-    assert "scripts/setup-sglang" in found.remedy
+    assert "setup sglang --folder" in found.remedy
 
 
 @pytest.mark.desktop

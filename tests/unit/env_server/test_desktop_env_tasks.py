@@ -31,7 +31,9 @@ def test_install_is_read_without_being_loaded() -> None:
 
 
 def test_python_without_desktop_env_names_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(DependencyError, match="has no desktop-env; create it with scripts/setup-desktop-env"):
+    with pytest.raises(
+        DependencyError, match=r"has no desktop-env; create it with `.*osworld-pipeline setup desktop-env`"
+    ):
         DesktopEnvInstall.find(Path(sys.executable), (tmp_path,))
     with pytest.raises(DependencyError, match=r"cannot be run .*No such file"):
         DesktopEnvInstall.find(tmp_path / "python")
@@ -41,9 +43,9 @@ def test_server_whose_python_has_no_desktop_env_does_not_start(tmp_path: Path) -
     absent = {"desktop_env": {"python": tmp_path / "python"}}
     for asked in ({"grader": "osworld"}, {"provider": "desktop_env"}):
         settings = Settings.model_validate({**asked, **absent})
-        with pytest.raises(DependencyError, match="scripts/setup-desktop-env"):
+        with pytest.raises(DependencyError, match="setup desktop-env"):
             make_drivers(settings)
-    with pytest.raises(DependencyError, match="scripts/setup-desktop-env"):
+    with pytest.raises(DependencyError, match="setup desktop-env"):
         make_provider(settings)
 
 

@@ -4,6 +4,7 @@ import io
 import tarfile
 import threading
 import time
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,12 @@ from env_server.providers.qemu.guest_files import digest_of, guest_archive
 from env_server.providers.qemu.recipe import DESKTOP_PACKAGES, SUITE, recipe_digest
 from osworld_pipeline.errors import DependencyError
 
-ROOT = Path(__file__).parents[3]
 ONLY_LOCAL = {"xvfb", "bubblewrap"}
 """The X server and the walls of a local desktop; a machine is its own walls and has a display."""
 
 
 def test_a_machine_has_the_programs_of_a_local_desktop() -> None:
-    listed = (ROOT / "scripts/debian-packages.txt").read_text().splitlines()
+    listed = (resources.files("osworld_pipeline.installing") / "debian-packages-debian.txt").read_text().splitlines()
     packages = {line.split()[0] for line in listed if line.strip() and not line.startswith("#")}
     assert set(DESKTOP_PACKAGES) == packages - ONLY_LOCAL
 

@@ -13,7 +13,7 @@ NUM_KILLS = 6
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from resources.compute_logs import LocalLogs
+from osworld_pipeline.compute_logs import LocalLogs
 
 logs = LocalLogs.from_config_value(None, {"base_dir": sys.argv[1]})
 print("begins", flush=True)

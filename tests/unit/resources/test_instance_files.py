@@ -12,7 +12,8 @@ import yaml
 from resources.instance_report import report
 
 ROOT = Path(__file__).resolve().parents[3]
-LOCAL, POSTGRES = ROOT / "dagster.yaml", ROOT / "deploy" / "dagster.postgres.yaml"
+PROJECT = ROOT / "osworld_pipeline" / "project"
+LOCAL, POSTGRES = PROJECT / "dagster.yaml", PROJECT / "dagster.postgres.yaml"
 
 
 @pytest.fixture

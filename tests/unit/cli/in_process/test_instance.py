@@ -49,7 +49,7 @@ def test_the_default_state_has_the_instance_of_this_folder(checkout: Path) -> No
 
 def test_without_a_dagster_yaml_the_error_says_where_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(DependencyError, match="run this from the repository root"):
+    with pytest.raises(DependencyError, match=r"make this folder a project with `.*osworld-pipeline init`"):
         open_instance(StateDir(tmp_path / "var"))
 
 

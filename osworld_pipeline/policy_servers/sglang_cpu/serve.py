@@ -1,4 +1,4 @@
-"""sglang's own server, adapted so that it imports on a CPU. scripts/sglang-cpu runs it with the required settings.
+"""sglang's own server, adapted so that it imports on a CPU. cpu_server.py has the required settings.
 
 sglang spawns its other processes by importing this file again, so its declarations apply to all of them.
 """

@@ -1,0 +1,68 @@
+"""`setup` and `sglang-cpu`: what is installed outside our Python environment, and a server that one of these runs."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from osworld_pipeline.cli.shown import say
+from osworld_pipeline.domain.remedies import DEBIAN_PARTS, ENVIRONMENTS
+from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
+
+_HELP = "; ".join(f"{name}: {purpose}" for name, purpose in {**DEBIAN_PARTS, **ENVIRONMENTS}.items())
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(setup)
+    app.command()(sglang_cpu)
+
+
+def setup(
+    parts: Annotated[list[str] | None, typer.Argument(help=f"{_HELP}. Default: debian.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the command for an administrator; install nothing.")
+    ] = False,
+    folder: Annotated[
+        Path | None, typer.Option(help="With sglang or desktop-env: the environment; default: var/sglang, ...")
+    ] = None,
+) -> None:
+    """Install what pip cannot: Debian packages, named first (as root or through sudo), and environments of their
+    own."""
+    from osworld_pipeline.installing import install_debian
+    from osworld_pipeline.installing.environments import KINDS, make_environment
+
+    chosen = parts or ["debian"]
+    unknown = [part for part in chosen if part not in DEBIAN_PARTS and part not in ENVIRONMENTS]
+    if unknown:
+        known = ", ".join([*DEBIAN_PARTS, *ENVIRONMENTS])
+        raise typer.BadParameter(f"no part named '{unknown[0]}'; there are: {known}", param_hint="PARTS")
+    kinds = [KINDS[part] for part in chosen if part in KINDS]
+    if folder is not None and len(kinds) != 1:
+        raise typer.BadParameter("it is for one of sglang and desktop-env", param_hint="--folder")
+    packages = [part for part in chosen if part in DEBIAN_PARTS]
+    if packages:
+        install_debian(packages, is_dry_run=dry_run)
+    for kind in kinds:
+        target = (folder or kind.folder).absolute()
+        say(f"{kind.name}: {target} ({kind.size})")
+        if not dry_run:
+            make_environment(kind, target)
+    if not dry_run:
+        say(f"{', '.join(chosen)}: installed. `{shell_line(PIPELINE, 'doctor')}` checks this machine")
+
+
+def sglang_cpu(
+    checkpoint: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 30000,
+    environment: Annotated[Path, typer.Option("--env", envvar="SGLANG_ENV", help="sglang's own environment.")] = Path(
+        "var/sglang"
+    ),
+    arguments: Annotated[list[str] | None, typer.Argument(help="After `--`: sglang's own arguments.")] = None,
+) -> None:
+    """Serve a checkpoint by sglang on a CPU, until Ctrl-C."""
+    from osworld_pipeline.policy_servers.cpu_server import cpu_server
+
+    more = ["--port", str(port), *(arguments or [])]
+    server = cpu_server(environment.absolute(), checkpoint, more, os.environ)
+    os.execve(server.arguments[0], server.arguments, {**os.environ, **server.environment})  # noqa: S606 - it becomes sglang

@@ -1,0 +1,79 @@
+"""The files of a project folder: `osworld-pipeline init` writes them, commands and `dagster dev` are run there. A
+checkout is a folder that has them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from osworld_pipeline.domain.remedies import how_to_set_up
+from osworld_pipeline.errors import DependencyError, StoreError
+from osworld_pipeline.recipes import recipe_text
+
+INSTANCE = "dagster.yaml"
+WORKSPACE = "workspace.yaml"
+VARIABLES = ".env"
+RECIPE = "recipe.toml"
+LOCAL_INSTANCE, POSTGRES_INSTANCE = INSTANCE, "dagster.postgres.yaml"
+_HEAD = "# Your recipe: a copy of `{name}`, to change. Commands use it with `--recipe {file}`.\n#\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectFile:
+    name: str
+    purpose: str
+    text: str
+
+
+def project_files(*, recipe: str = "demo", is_postgres: bool = False) -> list[ProjectFile]:
+    """Raises RecipeError: there is no such recipe."""
+    instance = POSTGRES_INSTANCE if is_postgres else LOCAL_INSTANCE
+    storage = "in Postgres" if is_postgres else "in var/dagster"
+    return [
+        ProjectFile(name=INSTANCE, purpose=f"Dagster's instance, {storage}", text=template(instance)),
+        ProjectFile(name=WORKSPACE, purpose="Dagster's code location", text=template(WORKSPACE)),
+        ProjectFile(name=VARIABLES, purpose="variables for `dagster dev`, with examples", text=template("env")),
+        ProjectFile(
+            name=RECIPE,
+            purpose=f"a copy of the recipe {recipe}, to change",
+            text=_HEAD.format(name=recipe, file=RECIPE) + recipe_text(recipe),
+        ),
+    ]
+
+
+def template(name: str) -> str:
+    return (resources.files(__name__) / name).read_text(encoding="utf-8")
+
+
+def write_project(folder: Path, files: Sequence[ProjectFile], *, overwrites: bool = False) -> list[ProjectFile]:
+    """Writes the files that `folder` lacks, or all with `overwrites`; returns those that were written.
+
+    Raises:
+        StoreError: the folder cannot be written.
+    """
+    written = []
+    for file in files:
+        path = folder / file.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with path.open("w" if overwrites else "x", encoding="utf-8") as out:
+                out.write(file.text)
+        except FileExistsError as error:
+            if not path.exists():
+                raise StoreError(f"{folder} is no folder: give another") from error
+        except OSError as error:
+            raise StoreError(f"cannot write {path}: {error.strerror}") from error
+        else:
+            written.append(file)
+    return written
+
+
+def need_project(folder: Path, name: str = INSTANCE) -> Path:
+    """This file of a project folder. Raises DependencyError if there is none."""
+    path = folder / name
+    if not path.is_file():
+        raise DependencyError(
+            f"there is no {name} in {folder}: make this folder a project with `{how_to_set_up('project')}`, or go to "
+            "the folder of yours"
+        )
+    return path

@@ -1,0 +1,81 @@
+"""What `setup` installs, and what it says where it may not."""
+
+import os
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from osworld_pipeline.cli import app
+from osworld_pipeline.domain.remedies import DEBIAN_PARTS, ENVIRONMENTS, missing_package
+from osworld_pipeline.errors import DependencyError
+from osworld_pipeline.installing.environments import DESKTOP_ENV, KINDS, SGLANG, make_environment
+
+SCRIPT = str(resources.files("osworld_pipeline.installing") / "debian.sh")
+
+
+@pytest.fixture
+def lacking(tmp_path: Path) -> dict[str, str]:
+    """Variables of a machine on which no Debian package is installed, and no sudo."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("bash", "dirname", "awk", "grep", "cat"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    for name, text in {"dpkg-query": "exit 0", "id": "echo 1000"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    return {**os.environ, "PATH": str(programs)}
+
+
+def run(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", SCRIPT, *words], env=environment, capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_parts_and_lists_are_the_same() -> None:
+    names = {item.name for item in resources.files("osworld_pipeline.installing").iterdir()}
+    assert {f"debian-packages-{part}.txt" for part in DEBIAN_PARTS} <= names
+    assert set(KINDS) == set(ENVIRONMENTS)
+    assert all(path.is_file() for kind in KINDS.values() for path in kind.lists)
+
+
+def test_packages_are_named_first_and_an_administrator_gets_the_command(lacking: dict[str, str]) -> None:
+    done = run("wine", "extras", environment=lacking)
+    assert done.returncode == 1
+    named, refused = done.stderr.splitlines()
+    assert named.endswith("Debian packages to install: wine wine64 chromium ffmpeg")
+    assert refused.endswith("as root, run: apt-get install -y --no-install-recommends wine wine64 chromium ffmpeg")
+
+
+def test_a_dry_run_prints_the_command_alone(lacking: dict[str, str]) -> None:
+    done = run("--dry-run", "wine", environment=lacking)
+    assert (done.returncode, done.stdout) == (0, "apt-get install -y --no-install-recommends wine wine64\n")
+
+
+def test_an_unknown_part_is_refused(lacking: dict[str, str]) -> None:
+    assert run("cooking", environment=lacking).returncode == 1
+    done = CliRunner().invoke(app, ["setup", "cooking"])
+    assert done.exit_code == 2
+    assert "no part named 'cooking'" in done.output.replace("\n", " ")
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(DependencyError, match="is no Python environment: choose another folder"):
+        make_environment(SGLANG, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_another_list_is_another_environment() -> None:
+    assert SGLANG.digest() != DESKTOP_ENV.digest()
+
+
+def test_a_missing_module_names_the_extra_that_installs_it() -> None:
+    assert "setup python" in str(missing_package("torch.cuda")) or "[train]" in str(missing_package("torch.cuda"))
+    assert "dagster is not installed here; run `" in str(missing_package("dagster"))
+    assert missing_package("my_own_module") is None
+    assert missing_package("moto") is None, "only tests need it"

@@ -1,0 +1,85 @@
+"""`init` writes a project folder, and a checkout is one."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from osworld_pipeline.cli import app
+from osworld_pipeline.errors import DependencyError, RecipeError, StoreError
+from osworld_pipeline.project import need_project, project_files, template, write_project
+from osworld_pipeline.recipes import load_recipe
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(("name", "of"), [("dagster.yaml",) * 2, ("workspace.yaml",) * 2, (".env", "env")])
+def test_the_checkout_has_the_files_that_init_writes(name: str, of: str) -> None:
+    assert (ROOT / name).read_text() == template(of)
+
+
+def test_a_folder_gets_every_file_and_the_recipe_can_be_used(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "project"
+    written = write_project(folder, project_files(recipe="smoke"))
+    assert sorted(path.name for path in folder.iterdir()) == sorted(file.name for file in written)
+    assert [file.name for file in written] == ["dagster.yaml", "workspace.yaml", ".env", "recipe.toml"]
+    mine, shipped = load_recipe(str(folder / "recipe.toml")), load_recipe("smoke")
+    assert mine.model_dump(exclude={"name", "sources"}) == shipped.model_dump(exclude={"name", "sources"})
+
+
+def test_files_that_exist_are_kept_unless_asked(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("MINE=1\n")
+    assert [file.name for file in write_project(tmp_path, project_files())] == [
+        "dagster.yaml", "workspace.yaml", "recipe.toml",
+    ]  # fmt: skip
+    assert (tmp_path / ".env").read_text() == "MINE=1\n"
+    assert write_project(tmp_path, project_files()) == []
+    assert len(write_project(tmp_path, project_files(is_postgres=True), overwrites=True)) == 4
+    assert "DAGSTER_PG_HOST" in (tmp_path / "dagster.yaml").read_text()
+
+
+def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="file is no folder"):
+        write_project(tmp_path / "file", project_files())
+    with pytest.raises(RecipeError, match="no recipe named 'smok'"):
+        project_files(recipe="smok")
+
+
+def test_without_a_project_the_error_names_init(tmp_path: Path) -> None:
+    with pytest.raises(DependencyError, match=f"there is no dagster.yaml in {tmp_path}: .*osworld-pipeline init`"):
+        need_project(tmp_path)
+
+
+def test_init_prints_what_it_wrote_and_what_it_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = CliRunner().invoke(app, ["init"])
+    assert first.exit_code == 0
+    assert first.stdout.count("wrote  ") == 4
+    second = CliRunner().invoke(app, ["init"])
+    assert (second.stdout.count("wrote  "), second.stdout.count("kept   ")) == (0, 4)
+
+
+def test_without_a_command_the_next_step_fits_on_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OSWORLD_STATE", raising=False)
+    told = CliRunner().invoke(app, []).stdout
+    assert "no project" in told
+    assert told.index("osworld-pipeline init") < told.index("osworld-pipeline demo")
+    CliRunner().invoke(app, ["init"])
+    told = CliRunner().invoke(app, []).stdout
+    assert "osworld-pipeline init" not in told
+    assert "osworld-pipeline dev" in told
+    (tmp_path / "var" / "checkpoints" / "sft-1").mkdir(parents=True)
+    (tmp_path / "var" / "osworld.duckdb").touch()
+    told = CliRunner().invoke(app, []).stdout
+    assert "1 checkpoint, catalog of " in told
+    assert "osworld-pipeline view" in told
+    assert "osworld-pipeline setup" not in told
+    assert len(told.splitlines()) < 24
+
+
+def test_recipes_are_listed_and_printed() -> None:
+    listed = CliRunner().invoke(app, ["recipes"])
+    assert listed.stdout.splitlines()[-3].startswith("smoke ")
+    assert CliRunner().invoke(app, ["recipes", "smoke"]).stdout.startswith("# All stages in about a minute")
