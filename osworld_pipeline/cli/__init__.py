@@ -88,6 +88,6 @@ def main() -> None:
 
 def _fail(error: PipelineError) -> NoReturn:
     text = f"[bold red]{type(error).__name__}[/]: {escape(str(error))}"
-    # Keep the lines of a longer message: a caret points into the line above.
-    Console(stderr=True).print(text, highlight=False, markup=True, soft_wrap="\n" in str(error))
+    # Not wrapped: a command in it can be pasted, and a caret points into the line above.
+    Console(stderr=True).print(text, highlight=False, markup=True, soft_wrap=True)
     sys.exit(1)
