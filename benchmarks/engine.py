@@ -25,7 +25,7 @@ from osworld_pipeline.protocols import GenerateRequest
 from osworld_pipeline.recipes.schema import TinyModelSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 
 NUM_EPISODES, NUM_TURNS, NUM_NEW_TOKENS = 8, 4, 48
 SCREEN = (512, 320)

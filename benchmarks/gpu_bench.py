@@ -20,10 +20,10 @@ from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.protocols import PolicyEngine
 from osworld_pipeline.recipes.schema import GspoSharedSection, SftSection, TrainerSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
-from osworld_pipeline.training import lora
 from osworld_pipeline.training.packing import use_packed_attention
 from osworld_pipeline.training.sft import SftTrainer
 from osworld_pipeline.training.update import GspoTrainer
+from osworld_pipeline.training.weights import lora
 
 MAX_LOGPROB_DIFF = 0.05
 """Above this an update is refused; the checks are stricter."""

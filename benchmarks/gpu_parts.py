@@ -24,8 +24,8 @@ from benchmarks.real_shape import UpdateKind
 from benchmarks.real_turns import demonstration, image_patches, screen
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.runs.parity.exactness import compare_trajectories
+from osworld_pipeline.training.objective.score import score_trajectories
 from osworld_pipeline.training.packing import use_packed_attention
-from osworld_pipeline.training.score import score_trajectories
 
 MAX_MEAN_DIFF = 0.02
 """Limit of the mean |trainer - sampler| of a token in bfloat16; the default of gspo.max_logprob_diff."""

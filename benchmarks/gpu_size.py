@@ -8,8 +8,8 @@ import torch
 from benchmarks.real_shape import Architecture, UpdateKind
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.recipes.schema import LoraSection
-from osworld_pipeline.training.memory import GB, estimate
-from osworld_pipeline.training.model_shapes import ModelShape
+from osworld_pipeline.training.memory.estimate import GB, estimate
+from osworld_pipeline.training.memory.model_shapes import ModelShape
 
 PEAK_TFLOPS = {
     "H100 PCIe": 756.5, "H100 NVL": 835.5, "H100": 989.4, "H200": 989.4, "B200": 2250.0, "A100": 312.0, "L40S": 362.0,
@@ -82,7 +82,7 @@ def peak_tflops(name: str) -> float | None:
 
 
 def estimated_bytes(size: Size, kind: UpdateKind, *, context: int) -> int:
-    """The estimate of training/memory.py for an update with one sequence a pass, without an engine."""
+    """The estimate of training/memory/estimate.py for an update with one sequence a pass, without an engine."""
     settings = [
         "engine.kind=sglang", 'engine.urls=["http://127.0.0.1"]', "trainer.num_processes=1",
         "trainer.cpu_offload=false", "gspo.kl_coef=0", "gspo.micro_batch_size=1", "agent.context_mode=append",

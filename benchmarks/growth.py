@@ -26,7 +26,7 @@ from osworld_pipeline.store.compaction import exclusive, remove_retired
 from osworld_pipeline.store.merging import MERGE_PARTS, merge_parts
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import open_catalog
-from osworld_pipeline.tables.replay_candidates import ReplayCandidates
+from osworld_pipeline.tables.replay.candidates import ReplayCandidates
 from osworld_pipeline.web.reports.report import write_report
 
 TARGET = 1_000_000

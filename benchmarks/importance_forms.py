@@ -17,7 +17,7 @@ from rich.console import Console
 
 from benchmarks.spread import print_table
 from osworld_pipeline.recipes.training_sections import ImportanceForm
-from osworld_pipeline.training.importance import importance_weights
+from osworld_pipeline.training.objective.importance import importance_weights
 
 BATCH, VOCAB = 64, 8
 NUM_SEQUENCES = {20: 400_000, 200: 200_000, 1000: 40_000}

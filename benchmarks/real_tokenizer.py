@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from benchmarks.processes import BenchmarkError
 from osworld_pipeline.agent.processor import make_processor
-from osworld_pipeline.training.tiny_model import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PLAIN_TOKENS, SPECIAL_TOKENS
+from osworld_pipeline.training.tiny.model import CHAT_TEMPLATE, END_OF_TEXT, END_OF_TURN, PLAIN_TOKENS, SPECIAL_TOKENS
 
 RANKS_FILE = Path(__file__).parents[1] / "var" / "real-tokenizer" / "qwen_agent" / "utils" / "qwen.tiktoken"
 RANKS_SHA256 = "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186"

@@ -101,7 +101,7 @@ async def _episode(
 
 
 def _renderer(folder: Path) -> Renderer:
-    from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+    from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 
     spec = TinyModelSection(
         kind="tiny", hidden_size=64, num_layers=2, vision_hidden_size=48, vision_depth=1, vocab_size=512

@@ -21,7 +21,7 @@ from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes.schema import GspoSharedSection, TinyModelSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 from osworld_pipeline.training.update import GspoTrainer
 
 MAX_CLIPPED_SHARE = 0.001

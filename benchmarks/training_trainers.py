@@ -22,11 +22,11 @@ from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import GspoSharedSection, TinyModelSection, TrainerSection
 from osworld_pipeline.training.batch import build_batch
-from osworld_pipeline.training.loss import sft_loss
 from osworld_pipeline.training.micro_batches import split_by_size
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.score import score_responses, score_trajectories
-from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+from osworld_pipeline.training.objective.loss import sft_loss
+from osworld_pipeline.training.objective.score import score_responses, score_trajectories
+from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 from osworld_pipeline.training.update import GspoTrainer
 
 MIN_RATIO = 1.0

@@ -37,7 +37,7 @@ _REFERENCE = Path(__file__).with_name("union_reference.py")
 _BUILD_TABLES = """
 import sys
 from pathlib import Path
-from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.datasets.union.build import build_union_tables
 from osworld_pipeline.domain.state import StateDir
 build_union_tables(StateDir(Path(sys.argv[1])), system_prompt="You operate a computer.")
 """

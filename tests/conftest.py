@@ -79,7 +79,7 @@ def real_data() -> Path:
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
 
-    from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+    from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("tiny") / "checkpoint"

@@ -26,7 +26,7 @@ from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.training.advantage import compute_advantages
+from osworld_pipeline.training.objective.advantage import compute_advantages
 
 SIZE = (1024, 640)
 BASE, SFT, GSPO = "base-000000000000", "sft-111111111111", "gspo_phase1-222222222222"

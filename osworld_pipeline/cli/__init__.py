@@ -15,21 +15,14 @@ from osworld_pipeline.cli import (
     collect,
     doctor,
     evaluate,
-    exports,
-    imports,
-    lineage,
     pipeline,
     project,
-    publish,
-    remote,
     report,
     setup,
-    store,
-    tasks,
     train,
-    union,
     view,
 )
+from osworld_pipeline.cli.data import exports, imports, lineage, publish, remote, store, tasks, union
 from osworld_pipeline.cli.machine import run_for_machine, wants_json
 from osworld_pipeline.cli.overview import show_overview
 from osworld_pipeline.cli.shown import say

@@ -15,7 +15,7 @@ from osworld_pipeline.domain.checkpoint import Stage
 if TYPE_CHECKING:
     from osworld_pipeline.recipes import Recipe
     from osworld_pipeline.runs.training_plan import TrainingPlan
-    from osworld_pipeline.training.memory_fit import Fit
+    from osworld_pipeline.training.memory.fit import Fit
 
 GB = 1e9
 EVERY_STAGE = (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
@@ -74,7 +74,7 @@ def judge_readiness(
     from osworld_pipeline.doctor.recipe_fit import judge_recipe, lack_of_gpus
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.runs.training_plan import plan_training
-    from osworld_pipeline.training.model_shapes import shape_of
+    from osworld_pipeline.training.memory.model_shapes import shape_of
 
     return Readiness(
         recipe=recipe,

@@ -27,7 +27,7 @@ def view(
     dagster_url: Annotated[str, typer.Option(help="URL of Dagster's UI.")] = DAGSTER_URL,
 ) -> None:
     """Show episodes step by step in a browser, read-only, also during training. Ctrl-C stops it."""
-    from osworld_pipeline.datasets.without_pandas import forbid_pandas
+    from osworld_pipeline.datasets.union.without_pandas import forbid_pandas
 
     forbid_pandas()
     from osworld_pipeline.web.pages import episode_url

@@ -12,11 +12,11 @@ from osworld_pipeline.atomic_io import parquet_bytes, remove_stale_temps
 from osworld_pipeline.datasets.lines import MAX_LINE_BYTES
 from osworld_pipeline.datasets.raw import source_files
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES, Source
-from osworld_pipeline.datasets.union import UnionSummary, filled, union_stats
-from osworld_pipeline.datasets.union_forms import Setup
-from osworld_pipeline.datasets.union_replay import OnProgress, ReplaySource, read_replay
-from osworld_pipeline.datasets.union_sinks import LineSink, RejectWriter
-from osworld_pipeline.datasets.union_tasks import TaskConfigs, join_tasks
+from osworld_pipeline.datasets.union.build import UnionSummary, filled, union_stats
+from osworld_pipeline.datasets.union.forms import Setup
+from osworld_pipeline.datasets.union.replay import OnProgress, ReplaySource, read_replay
+from osworld_pipeline.datasets.union.sinks import LineSink, RejectWriter
+from osworld_pipeline.datasets.union.tasks import TaskConfigs, join_tasks
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.tables.builds import STATS_FILE
 

@@ -9,9 +9,9 @@ from osworld_pipeline.doctor.machine import NVIDIA_LIMIT_S
 from osworld_pipeline.doctor.programs import ask
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.training.memory import GB
-from osworld_pipeline.training.memory_fit import Fit, judge
-from osworld_pipeline.training.model_shapes import shape_of
+from osworld_pipeline.training.memory.estimate import GB
+from osworld_pipeline.training.memory.fit import Fit, judge
+from osworld_pipeline.training.memory.model_shapes import shape_of
 
 
 def judge_recipe(recipe: Recipe, *, gpu_gb: float | None) -> Fit:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.tables.catalog import fresh_views
-from osworld_pipeline.tables.cookbook import find_question
+from osworld_pipeline.tables.questions.cookbook import find_question
 
 _OF_STAGES = """
 WITH episodes AS (SELECT * FROM episodes WHERE list_contains($stages, stage_key)),

@@ -122,7 +122,7 @@ def _rows(connection: duckdb.DuckDBPyConnection, sql: str, checkpoint_id: str) -
 
 
 def _need_weights(checkpoint: Checkpoint, folder: Path) -> None:
-    from osworld_pipeline.training.weights_digest import weights_digest
+    from osworld_pipeline.training.weights.weights_digest import weights_digest
 
     if weights_digest(folder) != checkpoint.weights_digest:
         raise DatasetError(

@@ -130,7 +130,7 @@ class EngineSection(Section):
 
 
 class RewardSection(Section):
-    """Spec 01, "Step signals and reward"."""
+    """The shaped reward, by Slime-OSWorld's step signals."""
 
     shaping: Literal["slime", "bounded", "none"] = "slime"
     """`slime`: clamp(task + alpha * partial - penalties, 0, 1). `bounded`: the process score counts only below

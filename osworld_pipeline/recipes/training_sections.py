@@ -129,7 +129,7 @@ class SftSection(Section):
 
 
 class GspoSharedSection(Section):
-    """Spec 01's GSPO configuration; formulas in training/loss.py and training/advantage.py."""
+    """Slime-OSWorld's GSPO configuration; formulas in training/objective/ (loss.py, advantage.py)."""
 
     algorithm: Literal["gspo", "grpo"] = "gspo"
     """`gspo`: one ratio per sequence (arXiv 2507.18071); `grpo`: one per token (arXiv 2402.03300)."""
@@ -259,7 +259,7 @@ class GspoSection(GspoSharedSection):
 
 
 class FlywheelSection(Section):
-    """Spec 01's on-policy distillation: rollouts, selection by raw task reward, and SFT on the selected ones,
+    """Slime-OSWorld's on-policy distillation: rollouts, selection by raw task reward, and SFT on the selected ones,
     repeated."""
 
     num_rounds: Annotated[int, NOT_LEARNED] = Field(default=0, ge=0)

@@ -17,8 +17,8 @@ from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import ActionParseError, StoreError
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.rollout.replay_strategies import failure_priority, row_weights, weighted_order
-from osworld_pipeline.tables.replay import read_replay_rows
-from osworld_pipeline.tables.replay_candidates import ReplayCandidate, ReplayCandidates, online_row
+from osworld_pipeline.tables.replay.candidates import ReplayCandidate, ReplayCandidates, online_row
+from osworld_pipeline.tables.replay.rows import read_replay_rows
 
 PREFETCHED_GROUPS = 256
 """Groups whose first choices are read together, which limits the number of rows with messages in memory."""

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from itertools import combinations, pairwise
 from typing import TypeVar
 
-from osworld_pipeline.tables.replay_candidates import RecentGroups, ReplayCandidate
+from osworld_pipeline.tables.replay.candidates import RecentGroups, ReplayCandidate
 
 Item = TypeVar("Item")
 DIVERSE_FLOOR = 0.05

@@ -19,7 +19,7 @@ from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line
-from osworld_pipeline.tables.replay import part_views
+from osworld_pipeline.tables.replay.rows import part_views
 
 CAPACITY = 10_000
 _FILL = """

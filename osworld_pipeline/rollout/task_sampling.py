@@ -18,7 +18,7 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import RolloutSection
 from osworld_pipeline.rollout.replay_strategies import weighted_order
-from osworld_pipeline.tables.recent_success import RecentEpisodes
+from osworld_pipeline.tables.replay.recent_success import RecentEpisodes
 
 RECENT_GROUPS = 8
 """Number of a task's last groups that determine its success rate."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes.schema import RetrainingSection
-from osworld_pipeline.tables.replay import part_views
+from osworld_pipeline.tables.replay.rows import part_views
 
 _SPENT = """
 WITH mine AS (SELECT episode_id FROM episodes WHERE run_ids['dagster'] = $run_id)

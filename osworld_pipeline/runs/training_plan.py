@@ -11,7 +11,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.tables.catalog import fresh_views
-from osworld_pipeline.training.model_shapes import ModelShape, shape_of
+from osworld_pipeline.training.memory.model_shapes import ModelShape, shape_of
 
 MASTER_BYTES = 4
 """Bytes of a trained parameter's float32 master in a checkpoint's optimiser state; the two moments need twice as

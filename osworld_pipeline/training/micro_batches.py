@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from osworld_pipeline.domain.trajectory import Trajectory
-from osworld_pipeline.training.fits import check_length
+from osworld_pipeline.training.memory.fits import check_length
 
 
 @dataclass(frozen=True, kw_only=True)

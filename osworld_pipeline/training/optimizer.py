@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from osworld_pipeline.errors import TrainingError
-from osworld_pipeline.training.sharding import whole
+from osworld_pipeline.training.distributed.sharding import whole
 
 
 class MasterAdamW:

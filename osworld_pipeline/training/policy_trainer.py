@@ -16,22 +16,22 @@ from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.errors import RecipeError, StoreError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
-from osworld_pipeline.training import lora
-from osworld_pipeline.training.checkpoint import load_optimizer
-from osworld_pipeline.training.distributed_trainer import DistributedTrainer
-from osworld_pipeline.training.manifest import verify_checkpoint
-from osworld_pipeline.training.memory import Stage
-from osworld_pipeline.training.memory_fit import check_memory
+from osworld_pipeline.training.distributed.distributed_trainer import DistributedTrainer
+from osworld_pipeline.training.distributed.process_group import ProcessGroup
+from osworld_pipeline.training.distributed.sharded_loading import empty_model, load_shards
+from osworld_pipeline.training.distributed.sharding import shard_model
+from osworld_pipeline.training.distributed.shared_trajectories import ReadImage
+from osworld_pipeline.training.memory.estimate import Stage
+from osworld_pipeline.training.memory.fit import check_memory
 from osworld_pipeline.training.model import dtype_of, load_policy
+from osworld_pipeline.training.objective.score import FORWARD_METHOD, add_forward_method
 from osworld_pipeline.training.packing import use_packed_attention
-from osworld_pipeline.training.process_group import ProcessGroup
-from osworld_pipeline.training.score import FORWARD_METHOD, add_forward_method
 from osworld_pipeline.training.sft import SftTrainer
-from osworld_pipeline.training.sharded_loading import empty_model, load_shards
-from osworld_pipeline.training.sharding import shard_model
-from osworld_pipeline.training.shared_trajectories import ReadImage
 from osworld_pipeline.training.update import GspoTrainer
-from osworld_pipeline.training.weights_digest import weights_digest
+from osworld_pipeline.training.weights import lora
+from osworld_pipeline.training.weights.checkpoint import load_optimizer
+from osworld_pipeline.training.weights.manifest import verify_checkpoint
+from osworld_pipeline.training.weights.weights_digest import weights_digest
 
 
 def open_gspo_trainer(

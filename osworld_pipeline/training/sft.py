@@ -11,12 +11,12 @@ from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import SftSection, TrainerSection
-from osworld_pipeline.training.distributed_trainer import DistributedTrainer
-from osworld_pipeline.training.loss import sft_loss
+from osworld_pipeline.training.distributed.distributed_trainer import DistributedTrainer
+from osworld_pipeline.training.distributed.process_group import ProcessGroup
+from osworld_pipeline.training.objective.loss import sft_loss
+from osworld_pipeline.training.objective.score import score_responses
 from osworld_pipeline.training.optimizer import MasterAdamW
-from osworld_pipeline.training.process_group import ProcessGroup
 from osworld_pipeline.training.schedule import learning_rate_at
-from osworld_pipeline.training.score import score_responses
 
 BETAS = (0.9, 0.98)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from osworld_pipeline.training.batch import Batch
-from osworld_pipeline.training.loss import PolicyLoss
+from osworld_pipeline.training.objective.loss import PolicyLoss
 
 
 @dataclass(kw_only=True)

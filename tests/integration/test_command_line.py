@@ -62,10 +62,10 @@ def test_demo_with_an_unknown_recipe_lists_those_there_are(tmp_path: Path) -> No
     assert f"no recipe named 'deno'; there are: {', '.join(recipe_names())}, or give a .toml file" in done.stderr
 
 
-def test_demo_outside_the_repository_says_where_to_run_it(tmp_path: Path) -> None:
+def test_demo_outside_a_project_says_how_to_make_one(tmp_path: Path) -> None:
     done = run(tmp_path, "demo", "--recipe", "smoke")
     assert done.returncode == 1
-    assert "run this from the repository root" in done.stderr
+    assert f"there is no dagster.yaml in {tmp_path}: make this folder a project with" in done.stderr
 
 
 def test_second_demo_in_the_same_state_names_the_first(tmp_path: Path) -> None:

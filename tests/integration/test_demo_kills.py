@@ -17,8 +17,8 @@ from launches import wait_for_nobody
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.tables.cookbook import COOKBOOK
 from osworld_pipeline.tables.query import run_query
+from osworld_pipeline.tables.questions.cookbook import COOKBOOK
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = load_recipe("smoke")

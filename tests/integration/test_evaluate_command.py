@@ -14,7 +14,7 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.checkpoints.ids import CARD, checkpoint_card, recipe_suite
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
-from osworld_pipeline.training.weights_digest import weights_digest
+from osworld_pipeline.training.weights.weights_digest import weights_digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.desktop, pytest.mark.timeout(3 * LIMIT_S)]
 

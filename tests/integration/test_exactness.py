@@ -37,7 +37,7 @@ from osworld_pipeline.rollout.trajectories import episode_trajectories
 from osworld_pipeline.runs.parity.exactness import ExactnessReport, compare_logprobs, compare_trajectories
 from osworld_pipeline.store.trajectories import TrajectoryStore
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 from osworld_pipeline.wire import EnvConfig
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -26,7 +26,7 @@ from osworld_pipeline.runs.messages import Message, Metrics, Warned
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.training.checkpoint import read_trainer_state
+from osworld_pipeline.training.weights.checkpoint import read_trainer_state
 
 pytestmark = pytest.mark.slow
 

@@ -21,11 +21,11 @@ from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import GspoSharedSection, LoraSection, SftSection, TrainerSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.runs.parity.exactness import compare_trajectories
-from osworld_pipeline.training import lora
-from osworld_pipeline.training.loss import MAX_CHUNK_LOGITS, token_logprobs
-from osworld_pipeline.training.score import score_trajectories
+from osworld_pipeline.training.objective.loss import MAX_CHUNK_LOGITS, token_logprobs
+from osworld_pipeline.training.objective.score import score_trajectories
 from osworld_pipeline.training.sft import SftTrainer
 from osworld_pipeline.training.update import GspoTrainer
+from osworld_pipeline.training.weights import lora
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

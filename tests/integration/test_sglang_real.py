@@ -27,10 +27,10 @@ from osworld_pipeline.recipes.schema import EngineSection, LoraSection, TinyMode
 from osworld_pipeline.rollout.engines.sglang import SglangEngine
 from osworld_pipeline.runs.parity.newcomer import newcomer_check
 from osworld_pipeline.runs.parity.probe import probe_parity
-from osworld_pipeline.training import lora
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
-from osworld_pipeline.training.weights_digest import weights_digest
+from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
+from osworld_pipeline.training.weights import lora
+from osworld_pipeline.training.weights.weights_digest import weights_digest
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]
 TOLERANCE = 1e-4

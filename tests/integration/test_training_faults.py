@@ -36,8 +36,8 @@ from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.training.manifest import verify_checkpoint
-from osworld_pipeline.training.weights_digest import weights_digest
+from osworld_pipeline.training.weights.manifest import verify_checkpoint
+from osworld_pipeline.training.weights.weights_digest import weights_digest
 
 NUM_KILLS = int(os.environ.get("OSWORLD_CHAOS_KILLS", "12"))
 NUM_UPDATES = max(3, NUM_KILLS // 2)

@@ -15,9 +15,9 @@ from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import GspoSharedSection, TinyModelSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
-from osworld_pipeline.training.advantage import compute_advantages
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+from osworld_pipeline.training.objective.advantage import compute_advantages
+from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 from osworld_pipeline.training.update import GspoTrainer
 
 SPEC = TinyModelSection(

@@ -22,7 +22,7 @@ from benchmarks.union import assert_equal_artefacts, reference_prompt, run_refer
 from benchmarks.union_input import generate_input
 from osworld_pipeline.datasets.artefacts import write_union_artefacts
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES
-from osworld_pipeline.datasets.union_forms import is_action
+from osworld_pipeline.datasets.union.forms import is_action
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.state import StateDir
 

@@ -33,7 +33,7 @@ def sum_of_ranks() -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from osworld_pipeline.training.process_group import open_process_group
+    from osworld_pipeline.training.distributed.process_group import open_process_group
 
     with open_process_group() as ranks:
         total = torch.tensor([float(ranks.rank + 1)])

@@ -26,6 +26,15 @@ def test_imports_go_downward_only() -> None:
     assert lint.returncode == 0, lint.stdout[-3000:] + lint.stderr[-1000:]
 
 
+def test_no_folder_has_more_than_24_modules() -> None:
+    """Except the guest agent, which is copied into a desktop as one flat package, and the provider of virtual
+    machines."""
+    large = {"env_server/guest": 34, "env_server/providers/qemu": 29}
+    folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    sizes = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name: size for name, size in sizes.items() if size > large.get(name, 24)} == {}
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_top_level_name_resolves_inside_the_repository(package: str) -> None:
     spec = importlib.util.find_spec(package)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from env_server.options import add_server_options
 from env_server.settings import Settings
-from osworld_pipeline.tables.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS
+from osworld_pipeline.tables.questions.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 README, TOUR = ((ROOT / name).read_text() for name in ("README.md", "docs/tour.md"))

@@ -27,7 +27,7 @@ from osworld_pipeline.runs.checkpoints.model_card import card_licence
 from osworld_pipeline.runs.job import StageJob
 from osworld_pipeline.runs.messages import Progress, Report
 from osworld_pipeline.tracking.code import code_origin
-from osworld_pipeline.training.stage_lock import stage_lock
+from osworld_pipeline.training.weights.stage_lock import stage_lock
 
 REPORT_EVERY = 10
 """Updates of pretraining between progress reports."""
@@ -52,13 +52,13 @@ def main(job: StageJob, report: Report) -> dict[str, Any]:
 
 
 def _make(job: StageJob, report: Report) -> Checkpoint:
-    from osworld_pipeline.training.checkpoint import (
+    from osworld_pipeline.training.weights.checkpoint import (
         final_dir,
         remove_stale_writes,
         write_folder,
         write_json,
     )
-    from osworld_pipeline.training.weights_digest import weights_digest
+    from osworld_pipeline.training.weights.weights_digest import weights_digest
 
     checkpoint_id, recipe, state, code = job.checkpoint_id, job.recipe, job.state, code_origin()
     model = recipe.model
@@ -68,7 +68,7 @@ def _make(job: StageJob, report: Report) -> Checkpoint:
 
     def fill(temp: Path) -> None:
         if isinstance(model, TinyModelSection):
-            from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+            from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 
             total = _num_updates(recipe)
 

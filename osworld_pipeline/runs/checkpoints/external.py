@@ -23,7 +23,7 @@ from osworld_pipeline.runs.checkpoints.model_card import CARD as MODEL_CARD
 from osworld_pipeline.runs.checkpoints.model_card import card_licence
 from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, register_checkpoint
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
-from osworld_pipeline.training.weights_digest import weights_digest
+from osworld_pipeline.training.weights.weights_digest import weights_digest
 
 HUB = "hub:"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
@@ -125,7 +125,7 @@ def _of_folder(folder: Path, state: StateDir) -> Checkpoint:
     _require_folder(folder)
     adapter = find_adapter(folder)
     if adapter is not None:
-        from osworld_pipeline.training.lora import verified_base
+        from osworld_pipeline.training.weights.lora import verified_base
 
         verified_base(adapter)
     _require_loadable(folder if adapter is None else adapter.base_folder)

@@ -15,7 +15,7 @@ from osworld_pipeline.recipes.learned import learned_by, learned_keys
 from osworld_pipeline.recipes.schema import ReplaySection, SftSection
 from osworld_pipeline.tables.builds import one_build
 from osworld_pipeline.tables.owned import read_table
-from osworld_pipeline.tables.replay import read_replay_columns, verified_rewards
+from osworld_pipeline.tables.replay.rows import read_replay_columns, verified_rewards
 from osworld_pipeline.training.demonstrations import choose_demonstrations
 
 CARD = "checkpoint.json"

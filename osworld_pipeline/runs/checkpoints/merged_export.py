@@ -30,8 +30,8 @@ def export_merged(state: StateDir, checkpoint: str, output: Path, *, dtype: str,
         TableError: there is no such checkpoint.
         StoreError: it has no adapter, its base is missing or differs, or `output` exists already or cannot be written.
     """
-    from osworld_pipeline.training.merging import write_merged
-    from osworld_pipeline.training.weights_digest import weights_digest
+    from osworld_pipeline.training.weights.merging import write_merged
+    from osworld_pipeline.training.weights.weights_digest import weights_digest
 
     source = Path(checkpoint).expanduser()
     if not source.is_dir():

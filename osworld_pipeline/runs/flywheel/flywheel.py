@@ -39,7 +39,7 @@ from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, 
 from osworld_pipeline.runs.sft.sft_run import Examples, run_sft
 from osworld_pipeline.runs.sft.train_sft import read_demonstrations
 from osworld_pipeline.store import BlobStore, TrajectoryStore
-from osworld_pipeline.tables.replay_candidates import ONLINE
+from osworld_pipeline.tables.replay.candidates import ONLINE
 from osworld_pipeline.training.demonstrations import Example, LazyExamples, join_examples
 
 if TYPE_CHECKING:

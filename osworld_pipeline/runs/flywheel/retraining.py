@@ -16,7 +16,7 @@ from osworld_pipeline.runs.checkpoints.ids import (
     stage_checkpoint_id,
 )
 from osworld_pipeline.runs.flywheel.plan import Round, walk_flywheel
-from osworld_pipeline.tables.replay import part_views
+from osworld_pipeline.tables.replay.rows import part_views
 
 RETRAINING_TAG = "osworld/retraining"
 """Tag of a Dagster run that trains a checkpoint further: the id of that checkpoint."""

@@ -15,8 +15,8 @@ from osworld_pipeline.recipes.training_sections import Denominator
 from osworld_pipeline.rollout.batch import GspoBatch
 from osworld_pipeline.rollout.replay import ReplayBuffer, ServedGroup
 from osworld_pipeline.rollout.trajectories import episode_trajectories, online_replay_trajectories, replay_trajectories
-from osworld_pipeline.training.advantage import Estimator, SignalRule, group_advantages, no_signal_reason
-from osworld_pipeline.training.fits import check_length
+from osworld_pipeline.training.memory.fits import check_length
+from osworld_pipeline.training.objective.advantage import Estimator, SignalRule, group_advantages, no_signal_reason
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,7 +167,7 @@ def _through_folder(
     thread: ThreadPoolExecutor,
     load: Callable[[Path, int], Awaitable[None]],
 ) -> Handover:
-    from osworld_pipeline.training.checkpoint import partials_dir
+    from osworld_pipeline.training.weights.checkpoint import partials_dir
 
     async def write(folder: Path) -> None:
         await in_thread(thread, partial(trainer.save_weights, folder))

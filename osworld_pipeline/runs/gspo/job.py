@@ -90,7 +90,7 @@ class ResumePoint:
 
 def resume_point(job: GspoJob) -> ResumePoint:
     """The newest checkpoint of the stage, or else its parent. Raises StoreError if it is damaged."""
-    from osworld_pipeline.training.checkpoint import latest_complete, read_trainer_state
+    from osworld_pipeline.training.weights.checkpoint import latest_complete, read_trainer_state
 
     partial = latest_complete(job.state, job.checkpoint_id)
     if partial is None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.group import GroupFate, RolloutGroup
 from osworld_pipeline.rollout.batch import GspoBatch
-from osworld_pipeline.tables.replay import ReplayCoverage
+from osworld_pipeline.tables.replay.rows import ReplayCoverage
 
 
 def group_metrics(batch: GspoBatch, *, update: int) -> dict[str, float]:

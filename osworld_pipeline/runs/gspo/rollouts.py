@@ -24,7 +24,7 @@ from osworld_pipeline.runs.gspo.superseding import supersede
 from osworld_pipeline.runs.messages import Progress, Report
 from osworld_pipeline.runs.rollouts.session import num_slots
 from osworld_pipeline.store import TrajectoryStore
-from osworld_pipeline.tables.recent_success import RecentEpisodes, recent_success
+from osworld_pipeline.tables.replay.recent_success import RecentEpisodes, recent_success
 
 
 @asynccontextmanager

@@ -37,19 +37,19 @@ from osworld_pipeline.runs.gspo.rollouts import open_collector, opened_replay, r
 from osworld_pipeline.runs.messages import Info, Metrics, Report, Warned
 from osworld_pipeline.runs.stage_log import StageLog, stage_log
 from osworld_pipeline.store import BlobStore, TrajectoryStore
-from osworld_pipeline.tables.replay import ReplayCoverage, replay_coverage
+from osworld_pipeline.tables.replay.rows import ReplayCoverage, replay_coverage
 
 if TYPE_CHECKING:
-    from osworld_pipeline.training.process_group import ProcessGroup
+    from osworld_pipeline.training.distributed.process_group import ProcessGroup
     from osworld_pipeline.training.update import GspoTrainer
 
 
 def main(job: GspoJob, report: Report) -> dict[str, Any]:
     """Result: checkpoint_id; if the budget ended the phase early, the id of its milestone, and the reason as `stopped`.
     With several ranks, only rank 0 rolls out, reports and holds the stage lock; the others follow it."""
-    from osworld_pipeline.training.checkpoint import remove_stale_writes
-    from osworld_pipeline.training.process_group import open_process_group
-    from osworld_pipeline.training.stage_lock import stage_lock
+    from osworld_pipeline.training.distributed.process_group import open_process_group
+    from osworld_pipeline.training.weights.checkpoint import remove_stale_writes
+    from osworld_pipeline.training.weights.stage_lock import stage_lock
 
     result = {"checkpoint_id": job.checkpoint_id}
     if read_checkpoint(job.state, job.checkpoint_id) is not None:
@@ -227,7 +227,7 @@ class _Phase:
     ) -> None:
         """Starts writing a partial checkpoint, or finishes with the final one or a milestone (`is_kept`, overriding the
         recipe)."""
-        from osworld_pipeline.training.checkpoint import (
+        from osworld_pipeline.training.weights.checkpoint import (
             TrainerState,
             keep_milestone,
             save_final,
@@ -263,7 +263,7 @@ def _documents(
     job: GspoJob, checkpoint_id: str, num_updates: int, metrics: Mapping[str, float], folder: Path
 ) -> Mapping[str, Any]:
     """The files stored next to the weights of the final checkpoint or a milestone."""
-    from osworld_pipeline.training.weights_digest import weights_digest
+    from osworld_pipeline.training.weights.weights_digest import weights_digest
 
     checkpoint = Checkpoint(
         checkpoint_id=checkpoint_id,

@@ -29,7 +29,7 @@ IMPORTED = (
     "osworld_pipeline.rollout.engines.transformers",
     "osworld_pipeline.runs.parity.probe",
     "osworld_pipeline.training.sft",
-    "osworld_pipeline.training.tiny_model",
+    "osworld_pipeline.training.tiny.model",
     "osworld_pipeline.training.update",
     "transformers.models.qwen3_vl.modeling_qwen3_vl",
 )

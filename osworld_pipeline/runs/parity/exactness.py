@@ -75,7 +75,7 @@ def compare_trajectories(
     """As compare_logprobs. Raises TrainingError, StoreError."""
     import torch
 
-    from osworld_pipeline.training.score import score_trajectories
+    from osworld_pipeline.training.objective.score import score_trajectories
 
     num_tokens, total, worst, worst_trajectory = 0, 0.0, 0.0, ""
     scored = score_trajectories(model, processor, trajectories, cache=cache) if trajectories else []

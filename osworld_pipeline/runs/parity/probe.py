@@ -71,7 +71,7 @@ def judge_all(
     """Verdicts by name. Runs on the CPU if the accelerator has no memory left for the model."""
     import torch
 
-    from osworld_pipeline.training.parity_reference import ParityReference
+    from osworld_pipeline.training.parity.reference import ParityReference
 
     def judge_on(device: str | None) -> dict[str, Verdict]:
         reference = ParityReference(load_reference(device), renderer)

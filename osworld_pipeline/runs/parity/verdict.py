@@ -14,7 +14,7 @@ import numpy as np
 from osworld_pipeline.agent.parity_cases import ParitySample
 
 if TYPE_CHECKING:
-    from osworld_pipeline.training.parity_reference import ParityReference
+    from osworld_pipeline.training.parity.reference import ParityReference
 
 EXPLAINED = 0.25
 """A defect explains a difference if at most this share of it remains."""
@@ -160,7 +160,7 @@ class _Comparison:
         return diffs
 
     def _defect_errors(self) -> Iterable[_Imitation]:
-        from osworld_pipeline.training.parity_defects import DEFECTS
+        from osworld_pipeline.training.parity.defects import DEFECTS
 
         for defect in DEFECTS:
             means: list[float | None] = []

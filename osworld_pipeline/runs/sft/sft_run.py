@@ -26,9 +26,9 @@ from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.training.demonstrations import Example
 
 if TYPE_CHECKING:
-    from osworld_pipeline.training.checkpoint import TrainerState
-    from osworld_pipeline.training.process_group import ProcessGroup
+    from osworld_pipeline.training.distributed.process_group import ProcessGroup
     from osworld_pipeline.training.sft import SftTrainer
+    from osworld_pipeline.training.weights.checkpoint import TrainerState
 
 REPORT_EVERY = 5
 """Updates between reports of metrics."""
@@ -61,8 +61,8 @@ def run_sft(job: SftJob, report: Report, make_examples: MakeExamples) -> Checkpo
         TrainingError: another trainer works on this stage, a loss is not finite, or another rank failed.
         StoreError: the parent cannot be read, or the checkpoint cannot be written.
     """
-    from osworld_pipeline.training.process_group import open_process_group
-    from osworld_pipeline.training.stage_lock import stage_lock
+    from osworld_pipeline.training.distributed.process_group import open_process_group
+    from osworld_pipeline.training.weights.stage_lock import stage_lock
 
     with (
         open_process_group() as process_group,
@@ -103,8 +103,8 @@ def _open_trainer(job: SftJob, process_group: "ProcessGroup") -> "SftTrainer":
     """Opens a trainer with the parent, or with the newest partial checkpoint."""
     import torch
 
-    from osworld_pipeline.training import checkpoint as checkpoints
     from osworld_pipeline.training.policy_trainer import open_sft_trainer
+    from osworld_pipeline.training.weights import checkpoint as checkpoints
 
     num_cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(job.recipe.trainer.num_threads or max(1, num_cores // process_group.world_size))
@@ -138,14 +138,14 @@ class _Run:
 
     def remember(self) -> None:
         """Restores the metrics of the updates before the first one of a resumed run."""
-        from osworld_pipeline.training import checkpoint as checkpoints
+        from osworld_pipeline.training.weights import checkpoint as checkpoints
 
         resumed = checkpoints.latest_complete(self.job.state, self.job.checkpoint_id)
         assert resumed is not None, f"{self.job.checkpoint_id} was resumed from nothing"
         self.losses.extend(checkpoints.read_trainer_state(resumed).extra["losses"])
 
     def train(self, report: Report) -> None:
-        from osworld_pipeline.training.checkpoint import keep_milestone, save_partial
+        from osworld_pipeline.training.weights.checkpoint import keep_milestone, save_partial
 
         job, trainer, settings = self.job, self.trainer, self.job.settings
         while trainer.num_updates < settings.num_updates:
@@ -187,7 +187,7 @@ class _Run:
         return tuple(sorted({self.examples.rows[index] for index in seen}, key=lambda row: row.row_id))
 
     def _state(self) -> "TrainerState":
-        from osworld_pipeline.training.checkpoint import TrainerState
+        from osworld_pipeline.training.weights.checkpoint import TrainerState
 
         return TrainerState(
             checkpoint_id=self.job.checkpoint_id,
@@ -201,7 +201,7 @@ class _Run:
         )
 
     def save(self) -> Checkpoint:
-        from osworld_pipeline.training import checkpoint as checkpoints
+        from osworld_pipeline.training.weights import checkpoint as checkpoints
 
         job = self.job
         self.log.flush()
@@ -236,6 +236,6 @@ class _Run:
 
 
 def _card_of(checkpoint: Checkpoint, folder: Path) -> Mapping[str, Any]:
-    from osworld_pipeline.training.weights_digest import weights_digest
+    from osworld_pipeline.training.weights.weights_digest import weights_digest
 
     return {CARD: checkpoint_card(replace(checkpoint, weights_digest=weights_digest(folder)))}

@@ -13,7 +13,7 @@ from osworld_pipeline.runs.sft.job import SftJob
 from osworld_pipeline.runs.sft.sft_run import Examples, run_sft
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.tables.builds import one_build
-from osworld_pipeline.tables.replay import load_replay_rows
+from osworld_pipeline.tables.replay.rows import load_replay_rows
 from osworld_pipeline.training.demonstrations import DemonstrationSet, choose_demonstrations
 
 

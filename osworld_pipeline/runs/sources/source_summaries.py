@@ -24,7 +24,7 @@ from osworld_pipeline.runs.code_version import code_version
 
 FOLDER = "raw_sources"
 """In the tables' folder: one file for each source, so that concurrent writers do not conflict."""
-READERS = ("osworld_pipeline.datasets", "osworld_pipeline.domain.replay")
+READERS = ("osworld_pipeline.datasets", "osworld_pipeline.datasets.union", "osworld_pipeline.domain.replay")
 """The modules that determine how many records are found."""
 NUM_REJECTS_KEPT = 10
 

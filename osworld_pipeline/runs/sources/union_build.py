@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
-from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.datasets.union.build import build_union_tables
 from osworld_pipeline.dialects import STORED_DIALECT, load_dialect
 from osworld_pipeline.domain.digest import digest_bytes, digest_json
 from osworld_pipeline.domain.state import StateDir
@@ -24,7 +24,8 @@ from osworld_pipeline.tables.owned import table_path
 
 NOTE = "union_tables.json"
 MODULES = tuple(
-    f"osworld_pipeline.{name}" for name in ("datasets", "dialects", "columns", "domain.replay", "domain.task")
+    f"osworld_pipeline.{name}"
+    for name in ("datasets", "datasets.union", "dialects", "columns", "domain.replay", "domain.task")
 )
 """Our modules that determine the content of the tables."""
 VERSIONED = ("union_tasks", "replay_buffer", "train_tasks")

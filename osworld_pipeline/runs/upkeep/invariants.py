@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from osworld_pipeline.datasets.union_tasks import ASKED_FOR
+from osworld_pipeline.datasets.union.tasks import ASKED_FOR
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.replay import base_task_id
 from osworld_pipeline.domain.state import StateDir

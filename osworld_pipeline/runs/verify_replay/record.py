@@ -19,7 +19,7 @@ from osworld_pipeline.runs.verify_replay.playback import PlayedBack
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.tables.part_views import create_pinned_views
-from osworld_pipeline.tables.replay import former_row_ids
+from osworld_pipeline.tables.replay.rows import former_row_ids
 
 
 class Verdict(StrEnum):

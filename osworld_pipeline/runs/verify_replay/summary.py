@@ -15,7 +15,7 @@ from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.rollouts.grounds import Grounds
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback, PlaybackPlan, chosen_playbacks
 from osworld_pipeline.runs.verify_replay.record import Verdict, VerificationRecord
-from osworld_pipeline.tables.replay import ReplayCoverage
+from osworld_pipeline.tables.replay.rows import ReplayCoverage
 
 SUMMARY = "verified_replay.json"
 MODULES = tuple(

@@ -27,7 +27,7 @@ from osworld_pipeline.runs.verify_replay.record import (
     verifications_of,
 )
 from osworld_pipeline.runs.verify_replay.summary import VerificationSummary, summarise, write_summary
-from osworld_pipeline.tables.replay import replay_coverage
+from osworld_pipeline.tables.replay.rows import replay_coverage
 
 
 def main(job: VerificationJob, report: Report) -> dict[str, Any]:

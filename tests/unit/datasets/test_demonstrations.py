@@ -16,7 +16,7 @@ from osworld_pipeline.datasets import demonstrations as written
 from osworld_pipeline.datasets.demonstration_records import broken_lines, chunk_records, pyautogui_record
 from osworld_pipeline.datasets.demonstrations import Demonstration, write_raw_sources
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES
-from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.datasets.union.build import build_union_tables
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task

@@ -19,7 +19,7 @@ from osworld_pipeline.datasets.exporters.slime import chat_content, export_slime
 from osworld_pipeline.datasets.importers.folder import ImportOptions
 from osworld_pipeline.datasets.importers.slime_replay import import_slime_replay
 from osworld_pipeline.datasets.normalize import normalise_messages
-from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.datasets.union.build import build_union_tables
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError, TableError
 from osworld_pipeline.tables.owned import read_table, write_table

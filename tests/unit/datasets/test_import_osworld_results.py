@@ -10,7 +10,7 @@ import pytest
 from import_samples import OPTIONS, png, put_attempt, put_task, read_lines
 
 from osworld_pipeline.datasets.importers.osworld_results import import_osworld_results
-from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.datasets.union.build import build_union_tables
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raw_samples import SOURCES, config, image_bytes, image_text, put_lines, put_table, put_task, record, turn
 
 from osworld_pipeline.datasets.normalize import normalise_messages, num_images
-from osworld_pipeline.datasets.union import UnionSummary, build_union_tables
+from osworld_pipeline.datasets.union.build import UnionSummary, build_union_tables
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError, TableError
@@ -21,7 +21,7 @@ from osworld_pipeline.tables.builds import STATS_FILE
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.owned import read_table, table_path
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.tables.replay import load_replay_rows
+from osworld_pipeline.tables.replay.rows import load_replay_rows
 
 
 @pytest.fixture

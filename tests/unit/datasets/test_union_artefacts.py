@@ -9,7 +9,7 @@ import pytest
 from raw_samples import SOURCES, config, image_bytes, image_text, put_lines, put_table, put_task, record, turn
 
 from osworld_pipeline.datasets.artefacts import write_union_artefacts
-from osworld_pipeline.datasets.union import UnionSummary
+from osworld_pipeline.datasets.union.build import UnionSummary
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from raw_samples import config, put_lines, put_task, record
 
-from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.datasets.union.build import build_union_tables
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes import load_recipe
@@ -94,7 +94,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.datasets.union.build import build_union_tables
 number, real = int(sys.argv[2]), os.replace
 def replace(*names):
     global number

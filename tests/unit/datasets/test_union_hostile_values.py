@@ -8,7 +8,7 @@ import pytest
 from raw_samples import config, put_lines, put_table, put_task, record
 
 from osworld_pipeline.datasets.artefacts import write_union_artefacts
-from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.datasets.union.build import build_union_tables
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.tables.owned import read_table
 

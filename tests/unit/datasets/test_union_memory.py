@@ -7,7 +7,7 @@ from pathlib import Path
 
 from raw_samples import put_lines, put_task, record
 
-from osworld_pipeline.datasets.union import build_union_tables
+from osworld_pipeline.datasets.union.build import build_union_tables
 from osworld_pipeline.domain.state import StateDir
 
 

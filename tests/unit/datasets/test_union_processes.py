@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from raw_samples import put_lines, put_task, record
 
-from osworld_pipeline.datasets import union_replay
 from osworld_pipeline.datasets.artefacts import write_union_artefacts
 from osworld_pipeline.datasets.lines import Block
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES
-from osworld_pipeline.datasets.union import build_union_tables
-from osworld_pipeline.datasets.union_blocks import Reading
-from osworld_pipeline.datasets.union_forms import Origin, Setup
-from osworld_pipeline.datasets.union_pool import Job, read_blocks_in_order
+from osworld_pipeline.datasets.union import replay as union_replay
+from osworld_pipeline.datasets.union.blocks import Reading
+from osworld_pipeline.datasets.union.build import build_union_tables
+from osworld_pipeline.datasets.union.forms import Origin, Setup
+from osworld_pipeline.datasets.union.pool import Job, read_blocks_in_order
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.tables.owned import read_table
@@ -164,7 +164,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> No
 
 def test_a_worker_for_artefacts_imports_nothing_heavy() -> None:
     program = (
-        "import sys; import osworld_pipeline.datasets.union_worker; "
+        "import sys; import osworld_pipeline.datasets.union.worker; "
         "print([name for name in ('pyarrow', 'numpy', 'PIL', 'pydantic', 'rich', 'duckdb') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -15,8 +15,8 @@ from raw_samples import SOURCES, config, image_bytes, image_text, put_lines, put
 
 from osworld_pipeline.datasets.artefacts import ALL_FILE, write_union_artefacts
 from osworld_pipeline.datasets.source_lock import SourceLock, write_source_lock
-from osworld_pipeline.datasets.union import build_union_tables
-from osworld_pipeline.datasets.union_sinks import GROUP_ROWS
+from osworld_pipeline.datasets.union.build import build_union_tables
+from osworld_pipeline.datasets.union.sinks import GROUP_ROWS
 from osworld_pipeline.domain.digest import canonical_json, digest_bytes, digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.tables.catalog import rebuild_catalog

@@ -1,4 +1,4 @@
-"""The traps of the reference dialects (specs 02, 03 and 04), each by name."""
+"""The traps of the dialects of AReaL's example, the Windows example and OSGym, each by name."""
 
 from typing import Any
 

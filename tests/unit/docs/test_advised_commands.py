@@ -19,7 +19,11 @@ from osworld_pipeline.domain.state import StateDir
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("osworld_pipeline", "assets", "jobs", "resources", "env_server")
 SHOWN = "osworld_pipeline/domain/shown_commands.py"
-PAGES = {"osworld_pipeline/tables/cookbook.py", "osworld_pipeline/recipes/describe.py", "resources/describe.py"}
+PAGES = {
+    "osworld_pipeline/tables/questions/cookbook.py",
+    "osworld_pipeline/recipes/describe.py",
+    "resources/describe.py",
+}
 """They write pages of the documentation, whose commands test_commands.py reads."""
 TARGETS = "|".join(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 OURS = re.compile(

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from eval_samples import KEY, eval_rows
@@ -78,7 +79,7 @@ def test_one_checkpoint_under_two_settings_stands_in_both_tables() -> None:
 
 def test_unknown_settings_are_comparable_with_nothing() -> None:
     rows = [row for name in "xy" for row in eval_rows(["s"], checkpoint=name)]
-    unknown = [type(row)(**{**vars(row), "stage_key": ""}) for row in rows]
+    unknown = [replace(row, stage_key="") for row in rows]
     board = build_leaderboard(unknown, {"y": "x"}, planned={})
     assert [len(table.rows) for table in board.tables] == [1, 1]
     assert {table.evaluation_key for table in board.tables} == {""}

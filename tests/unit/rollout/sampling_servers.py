@@ -21,9 +21,9 @@ from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.recipes.schema import LoraSection
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.session import RolloutSession, rollout_session
-from osworld_pipeline.training import lora
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.weights_digest import weights_digest
+from osworld_pipeline.training.weights import lora
+from osworld_pipeline.training.weights.weights_digest import weights_digest
 
 
 @dataclass(kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.rollout.canary import needs_canary, sample_canary
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
-from osworld_pipeline.training.score import score_trajectories
+from osworld_pipeline.training.objective.score import score_trajectories
 
 SAMPLING = SamplingParams(temperature=0.7, max_new_tokens=12, stop=(), seed=3)
 

@@ -20,7 +20,7 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.batch import GspoBatch, as_held
 from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.runs.gspo.batch import RowRenderer, StageBatchBuilder, build_batch
-from osworld_pipeline.training.advantage import SignalRule
+from osworld_pipeline.training.objective.advantage import SignalRule
 
 RECIPE = load_recipe("smoke")
 

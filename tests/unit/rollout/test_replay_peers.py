@@ -21,7 +21,7 @@ from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.rollout.step_replay import ReplayStep, StepReplayBuffer
-from osworld_pipeline.tables.replay_candidates import ReplayCandidates
+from osworld_pipeline.tables.replay.candidates import ReplayCandidates
 
 pytestmark = pytest.mark.skipif("OSWORLD_PEERS" not in os.environ, reason="OSWORLD_PEERS names no folder")
 TASKS = ["t", "u", "t_chunk0", "t_chunk1", "u_chunk0", "v_chunk0", "v_chunk1", "v", "w"]

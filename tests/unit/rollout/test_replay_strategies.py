@@ -25,7 +25,7 @@ from osworld_pipeline.rollout.replay_strategies import (
     weighted_order,
 )
 from osworld_pipeline.store import TrajectoryStore
-from osworld_pipeline.tables.replay_candidates import RecentGroups, ReplayCandidate
+from osworld_pipeline.tables.replay.candidates import RecentGroups, ReplayCandidate
 
 NUM_DRAWS = 3000
 CRITICAL = {1: 15.1, 2: 18.4, 3: 21.1, 5: 25.7}

@@ -19,8 +19,8 @@ from osworld_pipeline.rollout.engines.sglang_weights import (
     weights_digest,
     write_digest,
 )
-from osworld_pipeline.training import manifest
-from osworld_pipeline.training.weights_digest import weights_digest as checkpoint_digest
+from osworld_pipeline.training.weights import manifest
+from osworld_pipeline.training.weights.weights_digest import weights_digest as checkpoint_digest
 
 
 def never(*_: Any) -> str:

@@ -16,7 +16,7 @@ from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import RolloutSection
 from osworld_pipeline.rollout.task_sampling import Curriculum, RoundRobin, open_task_sampler, task_weight
 from osworld_pipeline.store import TrajectoryStore
-from osworld_pipeline.tables.recent_success import RecentEpisodes, recent_success
+from osworld_pipeline.tables.replay.recent_success import RecentEpisodes, recent_success
 
 TASKS = make_tasks(7)
 ALL = {task.task_id for task in TASKS}

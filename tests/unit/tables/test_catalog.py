@@ -33,9 +33,13 @@ from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.builds import new_build
 from osworld_pipeline.tables.catalog import fresh_views, one_snapshot, rebuild_catalog
 from osworld_pipeline.tables.checkpoints import find_checkpoint, read_checkpoints, upsert_checkpoint
-from osworld_pipeline.tables.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS, SUCCESS_BY_CHECKPOINT
 from osworld_pipeline.tables.owned import read_table, table_path, write_table
 from osworld_pipeline.tables.query import run_query
+from osworld_pipeline.tables.questions.examples import (
+    BEST_EPISODE_SCREENSHOTS,
+    INJECTED_REPLAY_ROWS,
+    SUCCESS_BY_CHECKPOINT,
+)
 from osworld_pipeline.web.evaluation_names import read_evaluation_names
 
 VIEWS = ("tasks", "replay", "episodes", "steps", "rollout_groups", "injections", "checkpoints", "evals")

@@ -20,9 +20,9 @@ from osworld_pipeline.errors import TableError
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
-from osworld_pipeline.tables.cookbook import COOKBOOK, find_question, render_cookbook
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.tables.query import run_query
+from osworld_pipeline.tables.questions.cookbook import COOKBOOK, find_question, render_cookbook
 
 DOC = Path(__file__).resolve().parents[3] / "docs" / "cookbook.md"
 SHARED = "5" * 64

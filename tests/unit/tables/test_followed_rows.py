@@ -13,9 +13,9 @@ from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
 from osworld_pipeline.store import TrajectoryStore
-from osworld_pipeline.tables.followed_rows import FollowedRows
 from osworld_pipeline.tables.part_views import seed_tables
-from osworld_pipeline.tables.replay import part_views
+from osworld_pipeline.tables.replay.followed_rows import FollowedRows
+from osworld_pipeline.tables.replay.rows import part_views
 
 
 def follow(connection: duckdb.DuckDBPyConnection, state: StateDir) -> FollowedRows:

@@ -20,10 +20,10 @@ from osworld_pipeline.runs.verify_replay.record import read_record
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import read_checkpoint_row, upsert_checkpoint
-from osworld_pipeline.tables.examples import INJECTED_REPLAY_ROWS
 from osworld_pipeline.tables.owned import write_table
 from osworld_pipeline.tables.query import run_query
-from osworld_pipeline.tables.replay import verified_rewards
+from osworld_pipeline.tables.questions.examples import INJECTED_REPLAY_ROWS
+from osworld_pipeline.tables.replay.rows import verified_rewards
 from osworld_pipeline.tables.walk import Link, walk
 
 D1, D2 = "d1" * 12, "d2" * 12

@@ -12,7 +12,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import ReplaySection
 from osworld_pipeline.tables.owned import table_path
-from osworld_pipeline.tables.replay import (
+from osworld_pipeline.tables.replay.rows import (
     load_replay_rows,
     read_replay_columns,
     read_replay_rows,

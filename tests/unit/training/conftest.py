@@ -8,7 +8,7 @@ from training_samples import CORPUS, SMALL
 
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)

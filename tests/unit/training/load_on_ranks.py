@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from osworld_pipeline.training.process_group import ProcessGroup
-from osworld_pipeline.training.score import FORWARD_METHOD, add_forward_method
-from osworld_pipeline.training.sharded_loading import empty_model, load_shards
-from osworld_pipeline.training.sharding import gather_weights, shard_model
+from osworld_pipeline.training.distributed.process_group import ProcessGroup
+from osworld_pipeline.training.distributed.sharded_loading import empty_model, load_shards
+from osworld_pipeline.training.distributed.sharding import gather_weights, shard_model
+from osworld_pipeline.training.objective.score import FORWARD_METHOD, add_forward_method
 
 
 def own_bytes() -> int:

@@ -12,7 +12,7 @@ import torch
 import train_on_ranks
 
 from osworld_pipeline.atomic_io import write_file
-from osworld_pipeline.training.process_group import open_process_group
+from osworld_pipeline.training.distributed.process_group import open_process_group
 
 DONE = "done"
 """Written when everything is, but the training without an end."""

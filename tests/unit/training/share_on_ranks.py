@@ -12,8 +12,8 @@ from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.trajectory import LazyImages, Trajectory
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.store.blobs import BlobStore
+from osworld_pipeline.training.distributed.process_group import ProcessGroup
 from osworld_pipeline.training.policy_trainer import open_sft_trainer
-from osworld_pipeline.training.process_group import ProcessGroup
 
 
 def stored(trajectories: list[Trajectory], blobs: BlobStore) -> list[Trajectory]:

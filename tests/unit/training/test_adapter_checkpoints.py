@@ -15,15 +15,15 @@ from training_samples import CORPUS, SMALL, saved_weights
 from osworld_pipeline.agent.adapters import find_adapter, whole_weights_folder
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError, StoreError
-from osworld_pipeline.training import lora
-from osworld_pipeline.training.checkpoint import TrainerState, keep_milestone, save_final
-from osworld_pipeline.training.manifest import verify_checkpoint
+from osworld_pipeline.training.distributed.process_group import ProcessGroup
 from osworld_pipeline.training.model import load_model
+from osworld_pipeline.training.objective.score import score_trajectories
 from osworld_pipeline.training.policy_trainer import open_sft_trainer
-from osworld_pipeline.training.process_group import ProcessGroup
-from osworld_pipeline.training.score import score_trajectories
-from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
-from osworld_pipeline.training.weights_digest import weights_digest
+from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
+from osworld_pipeline.training.weights import lora
+from osworld_pipeline.training.weights.checkpoint import TrainerState, keep_milestone, save_final
+from osworld_pipeline.training.weights.manifest import verify_checkpoint
+from osworld_pipeline.training.weights.weights_digest import weights_digest
 
 
 @pytest.fixture

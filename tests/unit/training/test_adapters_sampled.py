@@ -14,7 +14,7 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.runs.gspo.weights import shares_model
 from osworld_pipeline.runs.rollouts.session import _open_engine
-from osworld_pipeline.training.score import score_trajectories
+from osworld_pipeline.training.objective.score import score_trajectories
 from osworld_pipeline.training.update import GspoTrainer
 
 SMALL_STEPS: dict[str, Any] = {"learning_rate": 1e-5, "max_logprob_diff": 0.05, "kl_coef": 0.0}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import ReplayRow
-from osworld_pipeline.training.advantage import (
+from osworld_pipeline.training.objective.advantage import (
     Estimator,
     SignalRule,
     compute_advantages,

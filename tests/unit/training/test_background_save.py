@@ -20,9 +20,11 @@ from training_samples import conversation
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.training import distributed_trainer, manifest
 from osworld_pipeline.training.background import Background
-from osworld_pipeline.training.checkpoint import (
+from osworld_pipeline.training.distributed import distributed_trainer
+from osworld_pipeline.training.sft import SftTrainer
+from osworld_pipeline.training.weights import manifest
+from osworld_pipeline.training.weights.checkpoint import (
     keep_milestone,
     latest_complete,
     load_optimizer,
@@ -30,9 +32,8 @@ from osworld_pipeline.training.checkpoint import (
     save_final,
     save_partial,
 )
-from osworld_pipeline.training.manifest import build_manifest, file_digests, verify_checkpoint
-from osworld_pipeline.training.sft import SftTrainer
-from osworld_pipeline.training.weights_digest import weights_digest
+from osworld_pipeline.training.weights.manifest import build_manifest, file_digests, verify_checkpoint
+from osworld_pipeline.training.weights.weights_digest import weights_digest
 
 LIMIT_S = 30
 
@@ -145,7 +146,7 @@ def test_a_trainer_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path:
     program = (
         "import sys, threading, time; from pathlib import Path\n"
         "from test_checkpoint import StateDir, make_trainer, save, save_partial, trainer_state\n"
-        "from osworld_pipeline.training import distributed_trainer\n"
+        "from osworld_pipeline.training.distributed import distributed_trainer\n"
         "trainer, state = make_trainer(Path(sys.argv[1])), StateDir(Path(sys.argv[2]))\n"
         "save(state, trainer, 1)\n"
         "distributed_trainer.write_documents = lambda *_: (print('writing', flush=True), time.sleep(60))\n"

@@ -18,7 +18,9 @@ from osworld_pipeline.domain.checkpoint import Ancestor, milestone_id
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError, TrainingError
 from osworld_pipeline.recipes.schema import SftSection
-from osworld_pipeline.training.checkpoint import (
+from osworld_pipeline.training.model import load_model
+from osworld_pipeline.training.sft import SftTrainer
+from osworld_pipeline.training.weights.checkpoint import (
     TrainerState,
     keep_milestone,
     latest_complete,
@@ -30,11 +32,9 @@ from osworld_pipeline.training.checkpoint import (
     write_folder,
     writing_folder,
 )
-from osworld_pipeline.training.manifest import verify_checkpoint
-from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.sft import SftTrainer
-from osworld_pipeline.training.stage_lock import stage_lock
-from osworld_pipeline.training.weights_digest import weights_digest
+from osworld_pipeline.training.weights.manifest import verify_checkpoint
+from osworld_pipeline.training.weights.stage_lock import stage_lock
+from osworld_pipeline.training.weights.weights_digest import weights_digest
 
 SETTINGS = SftSection(num_updates=6, batch_size=2, learning_rate=1e-3, warmup_updates=1)
 
@@ -198,7 +198,7 @@ def test_a_killed_save_leaves_the_old_checkpoint_and_its_rest_is_swept(tmp_path:
         (temp / "weights").write_text("old")
     program = (
         "import sys, time; from pathlib import Path\n"
-        "from osworld_pipeline.training.checkpoint import write_folder\n"
+        "from osworld_pipeline.training.weights.checkpoint import write_folder\n"
         "def fill(temp):\n"
         "    (temp / 'weights').write_text('new'); print('filling', flush=True); time.sleep(60)\n"
         "write_folder(Path(sys.argv[1]), fill)\n"
@@ -267,7 +267,7 @@ def test_a_second_trainer_on_a_stage_is_told_who_holds_it(tmp_path: Path):
     program = (
         "import sys, time; from pathlib import Path\n"
         "from osworld_pipeline.domain.state import StateDir\n"
-        "from osworld_pipeline.training.stage_lock import stage_lock\n"
+        "from osworld_pipeline.training.weights.stage_lock import stage_lock\n"
         "with stage_lock(StateDir(Path(sys.argv[1])), 'sft-1'):\n"
         "    print('held', flush=True); time.sleep(60)\n"
     )
@@ -292,7 +292,7 @@ def test_a_second_trainer_on_a_stage_is_told_who_holds_it(tmp_path: Path):
 
 
 def test_the_fence_needs_no_torch(tmp_path: Path):
-    program = "import sys, osworld_pipeline.training.stage_lock; sys.exit('torch' in sys.modules)"
+    program = "import sys, osworld_pipeline.training.weights.stage_lock; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

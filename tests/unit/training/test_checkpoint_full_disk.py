@@ -7,7 +7,7 @@ import torch
 from chaos import fill_up, small_disk
 
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.training.checkpoint import save_optimizer, writing_folder
+from osworld_pipeline.training.weights.checkpoint import save_optimizer, writing_folder
 
 STATE = {f"w{index}": torch.zeros(40_000) for index in range(8)}
 STATE_BYTES = 8 * 40_000 * 4

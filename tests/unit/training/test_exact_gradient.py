@@ -22,9 +22,9 @@ from tabular_policy import (
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.rollout.engines.transformers_choice import choose_tokens
-from osworld_pipeline.training.advantage import compute_advantages
-from osworld_pipeline.training.importance import importance_weights
-from osworld_pipeline.training.loss import policy_loss, token_logprobs
+from osworld_pipeline.training.objective.advantage import compute_advantages
+from osworld_pipeline.training.objective.importance import importance_weights
+from osworld_pipeline.training.objective.loss import policy_loss, token_logprobs
 from osworld_pipeline.training.update import turn_shares
 
 ALGORITHMS = ("gspo", "grpo")
@@ -207,7 +207,7 @@ def test_off_policy_the_whole_sequence_s_weight_gives_the_on_policy_gradient(alg
 
 
 def stated_weight(form: str, ratios: list[float], low: float, high: float) -> list[float]:
-    """Of each token, from the table in training/importance.py."""
+    """Of each token, from the table in training/objective/importance.py."""
     tokens = [math.exp(value) for value in ratios]
     whole, mean = math.exp(sum(ratios)), math.exp(sum(ratios) / len(ratios))
     return {

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from osworld_pipeline.training.importance import effective_share, importance_weights
+from osworld_pipeline.training.objective.importance import effective_share, importance_weights
 
 FORMS_OF_TRL = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 TOKEN_FORMS = ("token_truncate", "token_mask")

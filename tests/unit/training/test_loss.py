@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from osworld_pipeline.training.loss import PolicyLoss, policy_loss
+from osworld_pipeline.training.objective.loss import PolicyLoss, policy_loss
 
 
 def double(rows) -> torch.Tensor:

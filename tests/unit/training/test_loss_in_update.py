@@ -13,7 +13,7 @@ from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import GspoSharedSection
 from osworld_pipeline.training.batch import build_batch
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.score import score_responses, score_trajectories
+from osworld_pipeline.training.objective.score import score_responses, score_trajectories
 from osworld_pipeline.training.update import GspoTrainer
 
 SETTINGS = GspoSharedSection(kl_coef=0.0, entropy_coef=0.0, minibatches_per_update=1)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from osworld_pipeline.training.loss import MAX_LOG_RATIO, policy_loss, token_kl
+from osworld_pipeline.training.objective.loss import MAX_LOG_RATIO, policy_loss, token_kl
 
 
 def double(rows) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from osworld_pipeline.training.loss import PolicyLoss, policy_loss
+from osworld_pipeline.training.objective.loss import PolicyLoss, policy_loss
 
 CLIP = {"clip_low": 0.02, "clip_high": 0.03}
 COEFS = {"kl_coef": 0.05, "entropy_coef": 0.01}

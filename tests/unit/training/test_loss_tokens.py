@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from osworld_pipeline.training.loss import sft_loss, token_logprobs
+from osworld_pipeline.training.objective.loss import sft_loss, token_logprobs
 
 
 def double(rows) -> torch.Tensor:

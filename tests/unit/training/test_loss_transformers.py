@@ -7,9 +7,9 @@ from training_samples import conversation
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.training.batch import build_batch
-from osworld_pipeline.training.loss import sft_loss
+from osworld_pipeline.training.objective.loss import sft_loss
+from osworld_pipeline.training.objective.score import score_responses
 from osworld_pipeline.training.packing import use_packed_attention
-from osworld_pipeline.training.score import score_responses
 
 
 def transformers_loss(model, processor, trajectories: list[Trajectory]) -> torch.Tensor:

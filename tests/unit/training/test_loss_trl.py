@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from osworld_pipeline.training.loss import PolicyLoss, policy_loss
+from osworld_pipeline.training.objective.loss import PolicyLoss, policy_loss
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,11 @@ import pytest
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.recipes.schema import LoraSection
 from osworld_pipeline.rollout.engines import transformers_cache, transformers_sampler
-from osworld_pipeline.training import loss, memory
-from osworld_pipeline.training import memory_activations as activations
-from osworld_pipeline.training.memory import Estimate, estimate
-from osworld_pipeline.training.model_shapes import PUBLISHED
+from osworld_pipeline.training.memory import activations
+from osworld_pipeline.training.memory import estimate as memory
+from osworld_pipeline.training.memory.estimate import Estimate, estimate
+from osworld_pipeline.training.memory.model_shapes import PUBLISHED
+from osworld_pipeline.training.objective import loss
 
 FOUR_B = PUBLISHED["Qwen/Qwen3-VL-4B-Instruct"]
 TRAINED = 4_437_815_808 - 415_347_712

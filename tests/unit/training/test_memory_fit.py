@@ -11,10 +11,10 @@ import torch
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes import Recipe, load_recipe, recipe_names
 from osworld_pipeline.training import policy_trainer
-from osworld_pipeline.training.memory import GB, largest_estimate
-from osworld_pipeline.training.memory_fit import Fit, check_memory, judge
-from osworld_pipeline.training.model_shapes import shape_of
-from osworld_pipeline.training.process_group import ProcessGroup
+from osworld_pipeline.training.distributed.process_group import ProcessGroup
+from osworld_pipeline.training.memory.estimate import GB, largest_estimate
+from osworld_pipeline.training.memory.fit import Fit, check_memory, judge
+from osworld_pipeline.training.memory.model_shapes import shape_of
 
 PUBLISHED = [name for name in recipe_names() if load_recipe(name).model.kind == "pretrained"]
 CLAIM = re.compile(r"Fits (\d+) GPUs? of (\d+) GB")

@@ -9,13 +9,13 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from osworld_pipeline.recipes.schema import LoraSection
-from osworld_pipeline.training import lora
-from osworld_pipeline.training import memory_activations as activations
 from osworld_pipeline.training.batch import Batch
+from osworld_pipeline.training.memory import activations
+from osworld_pipeline.training.memory.model_shapes import ModelShape
 from osworld_pipeline.training.model import MatmulPatchEmbed
-from osworld_pipeline.training.model_shapes import ModelShape
+from osworld_pipeline.training.objective.score import score_responses, training_mode
 from osworld_pipeline.training.optimizer import MasterAdamW
-from osworld_pipeline.training.score import score_responses, training_mode
+from osworld_pipeline.training.weights import lora
 
 IMAGE = 4000
 NUM_TOKENS, NUM_RESPONSES = 1024, 32

@@ -15,7 +15,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.runs.checkpoints.merged_export import export_merged
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.score import score_trajectories
+from osworld_pipeline.training.objective.score import score_trajectories
 
 """Typer uses, while it is imported, what a later click will not have."""
 

@@ -9,8 +9,8 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes.schema import PretrainedModelSection, TinyModelSection
+from osworld_pipeline.training.memory.model_shapes import PUBLISHED, ModelShape, shape_of
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.model_shapes import PUBLISHED, ModelShape, shape_of
 
 
 @pytest.mark.parametrize(("size", "parameters"), [("2B", 2_127_532_032), ("4B", 4_437_815_808), ("8B", 8_767_123_696)])

@@ -14,8 +14,8 @@ from osworld_pipeline.agent.parity_cases import ParitySample
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
-from osworld_pipeline.training.parity_defects import DEFECTS
-from osworld_pipeline.training.parity_reference import ParityReference
+from osworld_pipeline.training.parity.defects import DEFECTS
+from osworld_pipeline.training.parity.reference import ParityReference
 
 Noise = Callable[[int, int, int], bytes]
 SAMPLED = (40, 41, 42, 43)

@@ -3,7 +3,7 @@
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from osworld_pipeline.training.process_group import ProcessGroup, open_process_group
+from osworld_pipeline.training.distributed.process_group import ProcessGroup, open_process_group
 
 
 def test_one_process_needs_no_process_group():

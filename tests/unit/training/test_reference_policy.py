@@ -10,12 +10,12 @@ from training_samples import CORPUS, SMALL
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.training import lora
+from osworld_pipeline.training.distributed.process_group import ProcessGroup
 from osworld_pipeline.training.model import load_model
+from osworld_pipeline.training.objective.score import score_trajectories
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer
-from osworld_pipeline.training.process_group import ProcessGroup
-from osworld_pipeline.training.score import score_trajectories
-from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
+from osworld_pipeline.training.weights import lora
 
 
 def divergence(folder: Path, parent: Path, kl_coef: float) -> float:

@@ -9,9 +9,9 @@ from training_samples import saved_weights
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError, StoreError
-from osworld_pipeline.training.checkpoint import latest_complete
+from osworld_pipeline.training.distributed.process_group import ProcessGroup
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
-from osworld_pipeline.training.process_group import ProcessGroup
+from osworld_pipeline.training.weights.checkpoint import latest_complete
 
 NUM_UPDATES = 6
 

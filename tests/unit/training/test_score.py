@@ -12,8 +12,8 @@ from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.training.batch import build_batch
 from osworld_pipeline.training.micro_batches import make_micro_batches, split_by_size
+from osworld_pipeline.training.objective.score import score_responses, score_trajectories
 from osworld_pipeline.training.packing import use_packed_attention
-from osworld_pipeline.training.score import score_responses, score_trajectories
 
 
 def stock_logprobs(model, processor, trajectory: Trajectory) -> torch.Tensor:

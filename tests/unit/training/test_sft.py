@@ -11,7 +11,7 @@ from osworld_pipeline.recipes.schema import SftSection
 from osworld_pipeline.training.batch import build_batch
 from osworld_pipeline.training.demonstrations import DemonstrationSet
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.score import score_responses
+from osworld_pipeline.training.objective.score import score_responses
 from osworld_pipeline.training.sft import SftTrainer, batch_indices
 
 SETTINGS = SftSection(num_updates=30, batch_size=3, learning_rate=3e-3, warmup_updates=3)

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes.schema import LoraSection
-from osworld_pipeline.training import lora
+from osworld_pipeline.training.distributed.sharded_loading import empty_model, load_shards
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.sharded_loading import empty_model, load_shards
+from osworld_pipeline.training.weights import lora
 
 CPU = torch.device("cpu")
 

@@ -1,8 +1,8 @@
 """How the screenshots of trajectories travel between ranks; what each rank reads of them, test_two_ranks.py."""
 
 from osworld_pipeline.domain.trajectory import LazyImages, Trajectory
-from osworld_pipeline.training.process_group import ProcessGroup
-from osworld_pipeline.training.shared_trajectories import _pack, share_trajectories
+from osworld_pipeline.training.distributed.process_group import ProcessGroup
+from osworld_pipeline.training.distributed.shared_trajectories import _pack, share_trajectories
 
 
 def trajectory(images: object) -> Trajectory:

@@ -15,7 +15,7 @@ from transformers import Qwen2Tokenizer, Qwen3VLForConditionalGeneration
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.recipes import load_recipe, recipe_names
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.tiny_model import SPECIAL_TOKENS, build_model, build_tiny_checkpoint, model_config
+from osworld_pipeline.training.tiny.model import SPECIAL_TOKENS, build_model, build_tiny_checkpoint, model_config
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -11,7 +11,7 @@ from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.evaluation.suites.family import WORDS
 from osworld_pipeline.recipes.schema import TinyModelSection
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.tiny_model import build_tiny_checkpoint
+from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 
 CORPUS = [f'{word} {other} "{word}"' for word in WORDS for other in WORDS]
 

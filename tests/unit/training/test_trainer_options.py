@@ -12,14 +12,14 @@ from osworld_pipeline.domain.trajectory import LazyImages, Trajectory, with_held
 from osworld_pipeline.errors import RecipeError, TrainingError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import LoraSection, TrainerSection
-from osworld_pipeline.training import lora
-from osworld_pipeline.training.checkpoint import latest_complete
-from osworld_pipeline.training.fits import check_length
+from osworld_pipeline.training.distributed.process_group import ProcessGroup
+from osworld_pipeline.training.memory.fits import check_length
 from osworld_pipeline.training.model import load_model
+from osworld_pipeline.training.objective.score import score_trajectories
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
-from osworld_pipeline.training.process_group import ProcessGroup
-from osworld_pipeline.training.score import score_trajectories
 from osworld_pipeline.training.sft import SftTrainer
+from osworld_pipeline.training.weights import lora
+from osworld_pipeline.training.weights.checkpoint import latest_complete
 
 
 def with_trainer(recipe: Recipe, **changes) -> Recipe:

@@ -19,7 +19,7 @@ from torchrun_process import torchrun
 from training_samples import saved_weights
 from transformers import Qwen3VLForConditionalGeneration
 
-from osworld_pipeline.training.process_group import open_process_group
+from osworld_pipeline.training.distributed.process_group import open_process_group
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import GspoSharedSection
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.score import score_trajectories
+from osworld_pipeline.training.objective.score import score_trajectories
 from osworld_pipeline.training.update import GspoTrainer
 
 SETTINGS = GspoSharedSection(

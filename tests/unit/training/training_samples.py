@@ -12,7 +12,7 @@ from osworld_pipeline.agent.observation_text import assistant_message, system_me
 from osworld_pipeline.agent.renderer import Renderer, render_demonstration
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import TinyModelSection
-from osworld_pipeline.training.score import score_trajectories
+from osworld_pipeline.training.objective.score import score_trajectories
 
 SMALL = TinyModelSection(
     kind="tiny", hidden_size=64, num_layers=2, vision_hidden_size=48, vision_depth=1, vocab_size=400, seed=1

@@ -123,8 +123,8 @@ def adapter(folder: Path, tmp_path: Path) -> Path:
     """As peft saves one on the model: no processor, no config.json."""
     from osworld_pipeline.agent.adapters import ADAPTER, Base
     from osworld_pipeline.recipes.schema import LoraSection
-    from osworld_pipeline.training import lora
     from osworld_pipeline.training.model import load_model
+    from osworld_pipeline.training.weights import lora
 
     section, model = LoraSection(rank=2, alpha=8.0), load_model(folder)
     lora.add_adapters(model, section, seed=1)

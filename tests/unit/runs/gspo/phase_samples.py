@@ -39,7 +39,7 @@ from osworld_pipeline.runs.stage_log import stage_log
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.owned import write_table
-from osworld_pipeline.training.checkpoint import write_documents, writing_folder
+from osworld_pipeline.training.weights.checkpoint import write_documents, writing_folder
 
 NUM_UPDATES = 4
 TASKS_PER_UPDATE = 2

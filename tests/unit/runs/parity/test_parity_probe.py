@@ -21,7 +21,7 @@ from osworld_pipeline.recipes.schema import TinyModelSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.runs.parity.probe import ParityReport, probe_parity
 from osworld_pipeline.training.model import load_model
-from osworld_pipeline.training.tiny_model import build_model
+from osworld_pipeline.training.tiny.model import build_model
 
 Make = Callable[..., Any]
 SCALE = 4.0

@@ -12,7 +12,7 @@ from osworld_pipeline.agent.parity_cases import ParitySample
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.runs.parity.verdict import Finding, judge
-from osworld_pipeline.training.parity_defects import DEFECTS, Defect
+from osworld_pipeline.training.parity.defects import DEFECTS, Defect
 
 NUM_IDS, NUM_TOKENS = 60, 8
 CASES = ("text", "one image", "two images", "three images")

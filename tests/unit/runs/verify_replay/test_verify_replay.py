@@ -26,7 +26,7 @@ from osworld_pipeline.runs.verify_replay.playback_plan import Playback, Playback
 from osworld_pipeline.runs.verify_replay.record import VerificationRecord, read_record
 from osworld_pipeline.runs.verify_replay.summary import summarise
 from osworld_pipeline.runs.verify_replay.verify_replay import Verifier
-from osworld_pipeline.tables.replay import ReplayCoverage
+from osworld_pipeline.tables.replay.rows import ReplayCoverage
 
 GROUNDS = Grounds(image_digest="image-1", grader_version="grader-1")
 COVERAGE = ReplayCoverage(num_tasks=2, missing=(), unverified=("t2",))

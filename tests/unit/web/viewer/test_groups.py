@@ -14,7 +14,7 @@ from osworld_pipeline.evaluation.changes import Training
 from osworld_pipeline.evaluation.scores import read_evals
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.checkpoints import read_checkpoints
-from osworld_pipeline.training.advantage import compute_advantages
+from osworld_pipeline.training.objective.advantage import compute_advantages
 from osworld_pipeline.web.viewer.comparing import compare, list_evaluated
 from osworld_pipeline.web.viewer.evaluations import Evaluations
 from osworld_pipeline.web.viewer.groups import list_groups, read_group
