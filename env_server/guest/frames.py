@@ -36,7 +36,7 @@ class Frames:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._screen, self._clock, self._sleep = screen, clock, sleep
-        self._room = threading.Semaphore(MAX_STREAMS)
+        self._lock, self._num_streams = threading.Lock(), 0
 
     def stream(self, width: int, interval_s: float) -> Generator[bytes, None, None]:
         """Records of 4 bytes with a size and a JPEG of that size, at most `width` pixels wide: one for each look, every
@@ -49,11 +49,13 @@ class Frames:
             raise ValueError(f"width must be {MIN_WIDTH} to {MAX_WIDTH}, not {width}")
         if not MIN_INTERVAL_S <= interval_s <= MAX_INTERVAL_S:
             raise ValueError(f"interval_s must be {MIN_INTERVAL_S} to {MAX_INTERVAL_S}, not {interval_s}")
-        if not self._room.acquire(blocking=False):
+        if self._num_streams >= MAX_STREAMS:
             raise ValueError(f"{MAX_STREAMS} streams of frames are open already")
         return self._records(width, interval_s)
 
     def _records(self, width: int, interval_s: float) -> Generator[bytes, None, None]:
+        # Counted here: a stream that is closed before its first record never counts.
+        self._count(1)
         try:
             seen, started = b"", self._clock()
             sent_at = started
@@ -68,7 +70,11 @@ class Frames:
                     yield bytes(4)
                 self._sleep(interval_s)
         finally:
-            self._room.release()
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self._lock:
+            self._num_streams += change
 
     def _encode(self, pixels: bytes, width: int) -> bytes:
         screen = self._screen

@@ -235,7 +235,7 @@ def test_action_and_words_of_a_step_are_shown_and_the_reward_when_it_comes(
 
 
 def test_the_stream_names_the_replica_of_each_frame_and_needs_the_token(http: httpx.Client) -> None:
-    query = {"replica": ["local-0", "nobody"], "width": 160}
+    query = {"replica": ["local-0", "unknown"], "width": 160}
     with (
         http.stream("GET", "/status/live", params=query) as first,
         http.stream("GET", "/status/live", params=query) as second,

@@ -2,7 +2,7 @@
 // Requests the figures once a second while the tab is visible, a stream of the screens in view, and single pictures of
 // desktops that have no stream. Text of a task, a model or a client is set as text, never as markup.
 const REFRESH_MS = 1000, LIMIT_MS = 10000, RETRY_MS = 2000, MAX_FETCHES = 4, SMALL = 480, LARGE = 1280;
-const LIVE_FOR_MS = 5000, RESTART_MS = 300;
+const RESTART_MS = 300;
 const STATES = ["starting", "warm", "leased", "resetting", "failed"];
 const OUTCOMES = ["evaluated", "closed", "idle", "client_gone", "shutdown", "env_fault", "grader_fault"];
 const KEY = "env-server-token";
@@ -11,7 +11,7 @@ const cards = new Map();
 const inView = new Set();
 let token = sessionStorage.getItem(KEY) || "";
 const grid = { ids: "", stop: null, width: SMALL }, closeUp = { ids: "", stop: null, width: LARGE };
-let onlyState = null, numFetching = 0, timer = 0, isAsking = false, lastAnswerAt = null, zoomed = null, zoomVersion = null, zoomLiveAt = -LIVE_FOR_MS, screenSize = [1, 1];
+let onlyState = null, numFetching = 0, timer = 0, isAsking = false, lastAnswerAt = null, zoomed = null, zoomVersion = null, isZoomLive = false, screenSize = [1, 1];
 
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
@@ -110,7 +110,7 @@ function makeCard(id) {
   const card = {
     id, element, replica: null, image: find("img"), noPicture: find(".no-picture"), button: find(".picture"),
     screen: find(".screen"), state: find(".state"), task: find(".task"), who: find(".who"), action: find(".action"),
-    note: find(".note"), past: find(".past"), error: find(".error"), marked: "", liveAt: -LIVE_FOR_MS, version: null, isFetching: false, isZooming: false, fetchedAt: 0, retryAt: 0,
+    note: find(".note"), past: find(".past"), error: find(".error"), marked: "", isLive: false, version: null, isFetching: false, isZooming: false, fetchedAt: 0, retryAt: 0,
   };
   setText(find("h3"), id);
   element.dataset.replica = id;
@@ -177,11 +177,19 @@ function watch(view, ids) {
   if (view.ids === wanted) return;
   view.ids = wanted;
   if (view.stop) view.stop.abort();
+  endLive(view);
   if (!wanted) return;
   view.stop = new AbortController();
   readStream(view, ids, view.stop.signal).catch(() => {}).finally(() => {
+    if (view.ids === wanted) endLive(view);
     if (view.ids === wanted) setTimeout(() => { if (view.ids === wanted) view.ids = ""; }, RETRY_MS);
   });
+}
+
+// Without a stream the cards show single pictures again. While it lasts it has the newest screen, also of a still one.
+function endLive(view) {
+  if (view === closeUp) isZoomLive = false;
+  else for (const card of cards.values()) card.isLive = false;
 }
 
 async function readStream(view, ids, signal) {
@@ -224,10 +232,10 @@ function showFrame(view, id, blob) {
   if (view === closeUp) {
     if (zoomed !== card) return;
     setImage(byId("zoom-image"), blob);
-    zoomLiveAt = performance.now();
+    isZoomLive = true;
     return;
   }
-  card.liveAt = performance.now();
+  card.isLive = true;
   setImage(card.image, blob);
   card.image.hidden = false;
   card.noPicture.hidden = true;
@@ -250,7 +258,7 @@ function fetchPictures() {
   const now = performance.now();
   const wanted = [...cards.values()].filter((card) => card.replica && !card.isFetching && inView.has(card.element)
     && card.replica.picture !== null && card.replica.picture !== card.version && now >= card.retryAt
-    && now - card.liveAt > LIVE_FOR_MS);
+    && !card.isLive);
   wanted.sort((one, other) => one.fetchedAt - other.fetchedAt);
   wanted.slice(0, MAX_FETCHES - numFetching).forEach(fetchPicture);
 }
@@ -294,7 +302,7 @@ function setImage(image, blob) {
 function openZoom(card) {
   zoomed = card;
   zoomVersion = null;
-  zoomLiveAt = -LIVE_FOR_MS;
+  isZoomLive = false;
   byId("zoom-screen").querySelectorAll(".mark").forEach((mark) => mark.remove());
   byId("zoom-image").removeAttribute("src");
   byId("zoom").showModal();
@@ -313,7 +321,7 @@ async function refreshZoom() {
   setText(byId("zoom-note"), episode ? episode.note : "");
   byId("zoom-image").alt = zoomed.image.alt;
   const card = zoomed, version = card.replica.picture;
-  if (version === null || version === zoomVersion || performance.now() - zoomLiveAt < LIVE_FOR_MS) return;
+  if (version === null || version === zoomVersion || isZoomLive) return;
   card.isZooming = true;
   try {
     const blob = await loadPicture(card.id, LARGE);
