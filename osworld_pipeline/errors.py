@@ -17,7 +17,8 @@ PipelineError
 ├── EngineError          the policy engine failed or timed out                 -> policy_fault
 ├── EvaluatorError       a grader crashed; not a reward of zero                -> grader_fault
 ├── TrainingError        a run that must stop (loss not finite, log-probabilities differ)
-└── TrackingError        MLflow is unreachable, refused, or lacks the requested object
+├── TrackingError        MLflow is unreachable, refused, or lacks the requested object
+└── InternalError        an exception that this project does not expect: a defect
 """
 
 
@@ -74,3 +75,6 @@ class TrainingError(PipelineError): ...
 
 
 class TrackingError(PipelineError): ...
+
+
+class InternalError(PipelineError): ...

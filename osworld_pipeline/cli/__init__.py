@@ -2,12 +2,12 @@
 commands."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn
+from types import ModuleType
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from osworld_pipeline.cli import (
     backfill,
@@ -15,32 +15,43 @@ from osworld_pipeline.cli import (
     collect,
     doctor,
     evaluate,
-    pipeline,
     project,
+    query,
     report,
     setup,
     train,
     view,
 )
 from osworld_pipeline.cli.data import exports, imports, lineage, publish, remote, store, tasks, union
-from osworld_pipeline.cli.machine import run_for_machine, wants_json
+from osworld_pipeline.cli.failures import DEBUG, Asked, fail, without_debug
+from osworld_pipeline.cli.machine import run_for_machine
 from osworld_pipeline.cli.overview import show_overview
 from osworld_pipeline.cli.shown import say
-from osworld_pipeline.domain.remedies import missing_package
 from osworld_pipeline.domain.top_level_names import shadow_sentence, use_own_packages
 from osworld_pipeline.domain.version import version_line
-from osworld_pipeline.errors import PipelineError
 
 # Click itself suggests similar commands; typer would repeat it.
-app = typer.Typer(
-    invoke_without_command=True, add_completion=False, pretty_exceptions_enable=False, suggest_commands=False
-)
-COMMANDS = (
-    project, setup, train, pipeline, evaluate, backfill, collect, report, view, checkpoints, doctor, tasks, union,
-    imports, exports, publish, lineage, store, remote,
-)  # fmt: skip
-for module in COMMANDS:
-    module.register(app)
+app = typer.Typer(invoke_without_command=True, pretty_exceptions_enable=False, suggest_commands=False)
+COMMANDS: Mapping[str, tuple[ModuleType, ...]] = {
+    "Set up": (project, setup, doctor),
+    "Train and evaluate": (train, evaluate, backfill, collect, checkpoints),
+    "Look at results": (report, view, query, lineage),
+    "Data": (tasks, union, imports, exports, publish),
+    "Store": (store, remote),
+}
+"""Modules with commands, by their heading in the help text."""
+
+
+def _register() -> None:
+    for heading, modules in COMMANDS.items():
+        for module in modules:
+            known = len(app.registered_commands), len(app.registered_groups)
+            module.register(app)
+            for added in (*app.registered_commands[known[0] :], *app.registered_groups[known[1] :]):
+                added.rich_help_panel = heading
+
+
+_register()
 
 
 def _print_version(is_asked: bool) -> None:
@@ -55,32 +66,24 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Print the traceback of an error; also after the command's name.")
+    ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
         show_overview(Path.cwd())
 
 
 def main() -> None:
-    """Runs the command line. An error of ours is one sentence and status 1, or a JSON object with --json."""
-    is_for_machine = wants_json(sys.argv[1:])
+    """Runs the command line. An error is one sentence and status 1, or a JSON object with --json."""
+    asked = Asked.of(sys.argv[1:])
+    sys.argv[1:] = without_debug(sys.argv[1:])
     try:
         if sentence := shadow_sentence(Path.cwd()):
-            say(f"note: {sentence}", as_json=is_for_machine)
+            say(f"note: {sentence}", as_json=asked.as_json)
         use_own_packages()
-        if is_for_machine:
+        if asked.as_json:
             sys.exit(run_for_machine(app))
         app()
-    except PipelineError as error:
-        _fail(error)
-    except ModuleNotFoundError as error:
-        explained = missing_package(error.name or "")
-        if explained is None:
-            raise
-        _fail(explained)
-
-
-def _fail(error: PipelineError) -> NoReturn:
-    text = f"[bold red]{type(error).__name__}[/]: {escape(str(error))}"
-    # Not wrapped: a command in it can be pasted, and a caret points into the line above.
-    Console(stderr=True).print(text, highlight=False, markup=True, soft_wrap=True)
-    sys.exit(1)
+    except Exception as error:  # noqa: BLE001 - shown as a defect, with its traceback in a file
+        sys.exit(fail(error, asked))

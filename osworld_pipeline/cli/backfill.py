@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.options import names_of
-from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli import completion
+from osworld_pipeline.cli.options import CheckpointsOption, RecipeOption, StateOption, names_of
 from osworld_pipeline.cli.shown import ScoreLine, planned_evaluations, say, show_scores
 
 if TYPE_CHECKING:
@@ -23,11 +23,9 @@ def register(app: typer.Typer) -> None:
 
 
 def backfill(
-    checkpoints: Annotated[str, typer.Option(help="Ids, comma-separated; default: all.")] = "",
-    suites: Annotated[str, typer.Option(help="Names, comma-separated.")] = "heldout",
-    recipe: Annotated[
-        str, typer.Option(help="The recipe for the evaluation: a shipped one by name, or a .toml file.")
-    ] = "demo",
+    checkpoints: CheckpointsOption = "",
+    suites: Annotated[str, typer.Option(help="Names, comma-separated.", autocompletion=completion.suites)] = "heldout",
+    recipe: RecipeOption = "demo",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="key=value, e.g. evaluation.temperature=0.6; overrides the recipe."),

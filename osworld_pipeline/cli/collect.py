@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from osworld_pipeline.cli import completion
 from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import (
     CheckpointOption,
@@ -13,10 +14,10 @@ from osworld_pipeline.cli.options import (
     RecipeOption,
     SettingsOption,
     SmokeOption,
+    StateOption,
     TasksOption,
     recipe_source,
 )
-from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import counted, say
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def register(app: typer.Typer) -> None:
 def collect(
     checkpoint: CheckpointOption = "",
     oracle: Annotated[bool, typer.Option("--oracle", help="The scripts that solve the recipe's own tasks.")] = False,
-    suite: Annotated[str, typer.Option(help="Name of a suite; default: train (the recipe's).")] = "",
+    suite: Annotated[
+        str, typer.Option(help="Name of a suite; default: train (the recipe's).", autocompletion=completion.suites)
+    ] = "",
     tasks: TasksOption = "",
     max_tasks: MaxTasksOption = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each task.")] = 1,

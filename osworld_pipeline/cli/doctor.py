@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 
 from osworld_pipeline.cli.machine import JsonOption, print_json
-from osworld_pipeline.cli.options import SettingsOption
-from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.options import SettingsOption, StateOption
 
 DEFAULT_RECIPE = "demo"
 """The default recipe for the check."""

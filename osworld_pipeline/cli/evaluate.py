@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from osworld_pipeline.cli import completion
 from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import (
     CheckpointOption,
@@ -15,13 +16,13 @@ from osworld_pipeline.cli.options import (
     RecipeOption,
     SettingsOption,
     SmokeOption,
+    StateOption,
     StateRemoteOption,
     TasksOption,
     fresh_state,
     names_of,
     recipe_source,
 )
-from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import ScoreLine, planned_evaluations, say, show_scores
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ def register(app: typer.Typer) -> None:
 
 def evaluate(
     checkpoint: CheckpointOption = "",
-    suite: Annotated[str, typer.Option(help="Name of a suite; default: heldout.")] = "",
+    suite: Annotated[
+        str, typer.Option(help="Name of a suite; default: heldout.", autocompletion=completion.suites)
+    ] = "",
     tasks: TasksOption = "",
     max_tasks: MaxTasksOption = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated, e.g. 0,1,2: one episode of each task per seed.")] = "",

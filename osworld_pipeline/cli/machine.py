@@ -10,8 +10,6 @@ import click
 import orjson
 import typer
 
-from osworld_pipeline.errors import PipelineError
-
 FLAG = "--json"
 JsonOption = Annotated[bool, typer.Option(FLAG, help="Print the result or the error as JSON.")]
 
@@ -29,20 +27,19 @@ def wants_json(arguments: Sequence[str]) -> bool:
 
 
 def run_for_machine(app: Callable[..., Any]) -> int:
-    """Runs the command line; returns the exit status. An error is one object on standard error: type, message, exit
-    status."""
+    """Runs the command line; returns the exit status. An error in the options, or an interrupt, is one object on
+    standard error."""
     try:
         status = app(standalone_mode=False)
-    except PipelineError as error:
-        return _fail(type(error).__name__, str(error), 1)
     except click.ClickException as error:
-        return _fail("UsageError", error.format_message(), error.exit_code)
+        return print_error("UsageError", error.format_message(), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
-        return _fail("Interrupted", "interrupted from the keyboard", 130)
+        return print_error("Interrupted", "interrupted from the keyboard", 130)
     return status if isinstance(status, int) else 0
 
 
-def _fail(kind: str, message: str, status: int) -> int:
+def print_error(kind: str, message: str, status: int) -> int:
+    """Prints an error as one object to standard error: type, message, exit status. Returns the status."""
     error = {"type": kind, "message": message, "exit_status": status}
     sys.stderr.write(orjson.dumps({"error": error}).decode() + "\n")
     return status

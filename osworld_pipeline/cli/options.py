@@ -5,15 +5,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from osworld_pipeline.cli import completion
 from osworld_pipeline.cli.shown import say
 from osworld_pipeline.domain.shown_commands import pipeline_line
-from osworld_pipeline.domain.state import REMOTE_VARIABLE
+from osworld_pipeline.domain.state import REMOTE_VARIABLE, STATE_VARIABLE
 
 if TYPE_CHECKING:
     from osworld_pipeline.domain.state import StateDir
     from resources.state import RecipeResource
 
-RecipeOption = Annotated[str, typer.Option(help="The recipe: a shipped one by name, or a .toml file.")]
+RecipeOption = Annotated[
+    str, typer.Option(help="The recipe: a shipped one by name, or a .toml file.", autocompletion=completion.recipes)
+]
+CheckpointsOption = Annotated[
+    str, typer.Option(help="Ids, comma-separated; default: all.", autocompletion=completion.checkpoints)
+]
 SettingsOption = Annotated[
     list[str] | None,
     typer.Option("--set", help="key=value, e.g. agent.max_turns=4; overrides the recipe. Repeatable."),
@@ -23,9 +29,11 @@ CheckpointOption = Annotated[
     str,
     typer.Option(
         help="An id, a folder, hub:OWNER/NAME[@REVISION] or http(s)://host/v1#model; default: the champion, "
-        "else the newest."
+        "else the newest.",
+        autocompletion=completion.checkpoints,
     ),
 ]
+StateOption = Annotated[Path, typer.Option(envvar=STATE_VARIABLE, help="The state folder.")]
 StateRemoteOption = Annotated[
     str,
     typer.Option(

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from osworld_pipeline.cli import completion
 from osworld_pipeline.cli.machine import JsonOption, print_json
-from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.options import StateOption
 from osworld_pipeline.cli.shown import say
 from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
@@ -24,7 +25,9 @@ def register(app: typer.Typer) -> None:
 
 def init(
     folder: Annotated[Path, typer.Argument(help="It is made if it does not exist.")] = Path("."),
-    recipe: Annotated[str, typer.Option(help="The shipped recipe to copy.")] = "demo",
+    recipe: Annotated[
+        str, typer.Option(help="The shipped recipe to copy.", autocompletion=completion.recipes)
+    ] = "demo",
     postgres: Annotated[bool, typer.Option("--postgres", help="Dagster's instance in Postgres.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     as_json: JsonOption = False,

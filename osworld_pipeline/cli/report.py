@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from osworld_pipeline.cli import completion
 from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import (
+    CheckpointsOption,
     RecipeOption,
     SettingsOption,
     SmokeOption,
+    StateOption,
     StateRemoteOption,
     fresh_state,
     names_of,
     recipe_source,
 )
-from osworld_pipeline.cli.pipeline import StateOption
 from osworld_pipeline.cli.shown import counted, say
 
 if TYPE_CHECKING:
@@ -30,14 +32,16 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    checkpoints: Annotated[str, typer.Option(help="Ids, comma-separated; default: all.")] = "",
+    checkpoints: CheckpointsOption = "",
     training: Annotated[
         str,
         typer.Option(
             help="Report on one training run: a checkpoint of it, or a stage, e.g. gspo_phase1, for the newest."
         ),
     ] = "",
-    suite: Annotated[str, typer.Option(help="Leaderboard of the suite with this name.")] = "",
+    suite: Annotated[
+        str, typer.Option(help="Leaderboard of the suite with this name.", autocompletion=completion.suites)
+    ] = "",
     everything: Annotated[bool, typer.Option("--all", help="All pages, and their index.")] = False,
     recipe: RecipeOption = "demo",
     settings: SettingsOption = None,

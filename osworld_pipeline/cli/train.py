@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 
 from osworld_pipeline.cli.machine import JsonOption, print_json
-from osworld_pipeline.cli.options import SettingsOption, SmokeOption, recipe_source
-from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.options import RecipeOption, SettingsOption, SmokeOption, StateOption, recipe_source
 
 if TYPE_CHECKING:
     from osworld_pipeline.cli.in_process.train import TrainEnd, TrainRequest
@@ -23,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    recipe: Annotated[str, typer.Option(help="A shipped recipe by name, or a .toml file.")] = "demo",
+    recipe: RecipeOption = "demo",
     settings: SettingsOption = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="All stages of the recipe at the smallest size.")] = False,
     state: StateOption = Path("var"),
@@ -36,7 +35,7 @@ def demo(
 
 
 def train(
-    recipe: Annotated[str, typer.Option(help="A shipped recipe by name, or a .toml file.")],
+    recipe: RecipeOption,
     start: Annotated[
         str,
         typer.Option(

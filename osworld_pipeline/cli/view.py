@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from osworld_pipeline.cli.options import StateRemoteOption, fresh_state
-from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.options import StateOption, StateRemoteOption, fresh_state
 from osworld_pipeline.web.viewer import DAGSTER_URL, DEFAULT_HOST, DEFAULT_PORT, MLFLOW_URL
 
 

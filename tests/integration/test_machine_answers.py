@@ -125,3 +125,71 @@ def test_every_program_tells_its_version(tmp_path: Path) -> None:
         )
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout == f"{program} {importlib.metadata.version('osworld-pipeline')}\n"
+
+
+def test_a_defect_is_one_sentence_and_its_traceback_a_file(tmp_path: Path) -> None:
+    done = defect(tmp_path)
+    kind, _, rest = done.stderr.partition(": ")
+    assert (done.returncode, kind) == (1, "InternalError")
+    assert rest.count("\n") == 1
+    assert "KeyError: 'shelf'" in rest
+    assert "in recipe_names" in Path(rest.strip().rpartition(" ")[2]).read_text()
+
+
+def test_debug_prints_the_traceback_of_a_defect_and_of_an_error(tmp_path: Path) -> None:
+    done = defect(tmp_path, "--debug")
+    assert "Traceback" in done.stderr
+    assert done.stderr.rstrip().endswith("its traceback is above")
+    assert list(tmp_path.glob("*.traceback")) == []
+    refused = run(tmp_path, "query", "SELECT 1", "--debug")
+    assert "Traceback" in refused.stderr
+    assert "StoreError: there is no state folder" in refused.stderr.splitlines()[-1]
+
+
+def test_a_missing_package_is_an_object_that_names_its_extra(tmp_path: Path) -> None:
+    told = error(without(tmp_path, "duckdb", "query", "SELECT 1", "--json"))
+    assert told["type"] == "DependencyError"
+    assert "duckdb is not installed here; run" in told["message"]
+
+
+def test_a_server_without_its_extra_names_it(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['fastapi'] = None; from osworld_pipeline.console_scripts import {}; sys.exit({}())"
+    for script, program in {"env_server": "env-server", "gateway": "osworld-gateway"}.items():
+        done = python(tmp_path, code.format(script, script))
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"{program}: fastapi is not installed here; run")
+        assert "Traceback" not in done.stderr
+
+
+def defect(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """A command whose function raises what it should not."""
+    code = (
+        "import sys; sys.argv = ['osworld-pipeline', 'recipes', *sys.argv[1:]]\n"
+        "import osworld_pipeline.cli, osworld_pipeline.recipes\n"
+        "def recipe_names(): raise KeyError('shelf')\n"
+        "osworld_pipeline.recipes.recipe_names = recipe_names\n"
+        "osworld_pipeline.cli.main()"
+    )
+    return python(folder, code, *options)
+
+
+def without(folder: Path, package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command in a Python that lacks a package."""
+    (folder / "var").mkdir()
+    code = (
+        "import sys; sys.argv = ['osworld-pipeline', *sys.argv[1:]]\n"
+        f"sys.modules[{package!r}] = None\n"
+        "from osworld_pipeline.cli import main; main()"
+    )
+    return python(folder, code, *arguments)
+
+
+def python(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder), "COLUMNS": "400"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )

@@ -1,5 +1,4 @@
-"""`export` and `cookbook`: exports rows and checkpoints for other programs, and answers common questions about the
-store."""
+"""`export`: rows and checkpoints in the formats of other programs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption, print_json
-from osworld_pipeline.cli.options import existing_state
-from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.options import StateOption, existing_state
 
 if TYPE_CHECKING:
     from osworld_pipeline.datasets.exporters.lake import LakeFormat
@@ -35,7 +33,6 @@ MaxFileMb = Annotated[int, typer.Option("--max-file-mb", min=1, help="Approximat
 
 def register(app: typer.Typer) -> None:
     app.add_typer(exports, name="export")
-    app.command()(cookbook)
 
 
 @exports.command()
@@ -286,38 +283,6 @@ def merged(
             f"Warning: the merged model is not quite the trained one. Serve the base with the adapter "
             f"({done.source / 'adapter'}){way_out}."
         )
-
-
-def cookbook(
-    name: Annotated[str | None, typer.Argument(help="Name of a question; default: list all.")] = None,
-    output: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
-    show_sql: Annotated[bool, typer.Option("--sql", help="Print the query without running it.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The whole cookbook as a page.")] = False,
-    state: StateOption = Path("var"),
-    as_json: JsonOption = False,
-) -> None:
-    """Common questions about the store: list them, or answer one."""
-    from osworld_pipeline.tables.format import render
-    from osworld_pipeline.tables.query import run_query
-    from osworld_pipeline.tables.questions.cookbook import COOKBOOK, find_question, render_cookbook
-
-    if markdown:
-        print(render_cookbook(), end="")
-        return
-    if name is None and as_json:
-        print_json([asdict(question) for question in COOKBOOK])
-        return
-    if name is None:
-        width = max(len(question.name) for question in COOKBOOK)
-        for question in COOKBOOK:
-            print(f"{question.name:<{width}}  {question.question}")
-        return
-    question = find_question(name)
-    if show_sql and as_json:
-        print_json(asdict(question))
-        return
-    output = "json" if as_json else output
-    print(question.sql if show_sql else render(run_query(existing_state(state), question.sql), output))
 
 
 def _selection(

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from osworld_pipeline.cli.machine import JsonOption, print_json
-from osworld_pipeline.cli.options import writable_state
-from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.options import StateOption, writable_state
 
 if TYPE_CHECKING:
     from osworld_pipeline.datasets.importers.lines import OnProgress

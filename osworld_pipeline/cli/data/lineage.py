@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption, print_json
-from osworld_pipeline.cli.options import existing_state
-from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.options import StateOption, existing_state
 
 if TYPE_CHECKING:
     from rich.tree import Tree

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption, print_json
-from osworld_pipeline.cli.options import existing_state
-from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.options import StateOption, existing_state
 
 if TYPE_CHECKING:
     from osworld_pipeline.publishing.publication import Publication

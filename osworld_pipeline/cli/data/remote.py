@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from osworld_pipeline.cli.machine import JsonOption, print_json
-from osworld_pipeline.cli.options import StateRemoteOption, existing_state, writable_state
-from osworld_pipeline.cli.pipeline import StateOption
+from osworld_pipeline.cli.options import StateOption, StateRemoteOption, existing_state, writable_state
 from osworld_pipeline.cli.shown import counted
 
 remote = typer.Typer(

@@ -1,22 +1,22 @@
-"""`query`: SQL over the catalog."""
+"""`query` and `cookbook`: SQL over the catalog, and common questions in it."""
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from osworld_pipeline.cli.machine import JsonOption
-from osworld_pipeline.cli.options import StateRemoteOption, fresh_state
+from osworld_pipeline.cli import completion
+from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.options import StateOption, StateRemoteOption, existing_state, fresh_state
 from osworld_pipeline.cli.shown import say
-from osworld_pipeline.domain.state import STATE_VARIABLE
-
-StateOption = Annotated[Path, typer.Option(envvar=STATE_VARIABLE, help="The state folder.")]
 
 
 def register(app: typer.Typer) -> None:
     app.command()(query)
+    app.command()(cookbook)
 
 
 def query(
@@ -50,3 +50,37 @@ def query(
     if took_s > SLOW_S and not as_json:
         for reason in explain_slow(folder, sql):
             say(f"slow ({took_s:.1f} s): {reason}")
+
+
+def cookbook(
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a question; default: list all.", autocompletion=completion.cookbook)
+    ] = None,
+    output: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
+    show_sql: Annotated[bool, typer.Option("--sql", help="Print the query without running it.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The whole cookbook as a page.")] = False,
+    state: StateOption = Path("var"),
+    as_json: JsonOption = False,
+) -> None:
+    """Common questions about the store: list them, or answer one."""
+    from osworld_pipeline.tables.format import render
+    from osworld_pipeline.tables.query import run_query
+    from osworld_pipeline.tables.questions.cookbook import COOKBOOK, find_question, render_cookbook
+
+    if markdown:
+        print(render_cookbook(), end="")
+        return
+    if name is None and as_json:
+        print_json([asdict(question) for question in COOKBOOK])
+        return
+    if name is None:
+        width = max(len(question.name) for question in COOKBOOK)
+        for question in COOKBOOK:
+            print(f"{question.name:<{width}}  {question.question}")
+        return
+    question = find_question(name)
+    if show_sql and as_json:
+        print_json(asdict(question))
+        return
+    output = "json" if as_json else output
+    print(question.sql if show_sql else render(run_query(existing_state(state), question.sql), output))
