@@ -27,10 +27,11 @@ _nice = 0
 
 
 def use_namespace(namespace: int, *, nice: int) -> None:
-    """Programs started later enter this user namespace (a file descriptor). `nice`: the niceness of programs
-    that do not serve the agent's calls; they cannot lower it."""
+    """Programs started later enter this user namespace (a file descriptor). `nice`: the least niceness of programs
+    that do not serve the agent's calls; they cannot lower it. A desktop started with a higher one keeps it, because
+    lowering it needs a right that the desktop does not have."""
     global _namespace, _nice
-    _namespace, _nice = namespace, nice
+    _namespace, _nice = namespace, max(nice, os.getpriority(os.PRIO_PROCESS, 0))
 
 
 def start_program(

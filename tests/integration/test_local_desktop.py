@@ -531,7 +531,8 @@ async def test_a_killed_host_takes_its_desktops_with_it(images: Path) -> None:
     await until(are_gone, "the end of the desktop's processes")
 
 
-def test_an_ordinary_user_has_the_same_desktop() -> None:
+@pytest.mark.parametrize("niceness", [0, 12])
+def test_an_ordinary_user_has_the_same_desktop_at_any_niceness(niceness: int) -> None:
     if os.geteuid() != 0:
         pytest.skip("this whole file runs as an ordinary user already")
     version = "import sys; print('%d.%d' % sys.version_info[:2])"
@@ -545,7 +546,7 @@ def test_an_ordinary_user_has_the_same_desktop() -> None:
     with tempfile.TemporaryDirectory() as images:
         os.chown(images, ORDINARY_UID, ORDINARY_UID)
         done = subprocess.run(
-            [*as_user, "/usr/bin/python3", "-Bc", _HOST, images, "0"],
+            ["nice", "-n", str(niceness), *as_user, "/usr/bin/python3", "-Bc", _HOST, images, "0"],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{REPOSITORY}:{packages}"},
             cwd="/", capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
