@@ -52,7 +52,7 @@ def doctor(
     from osworld_pipeline.cli.plan import judge_readiness
     from osworld_pipeline.doctor.diagnosis import diagnose, show
     from osworld_pipeline.doctor.place import Place
-    from osworld_pipeline.doctor.roles import ROLES, make_checks
+    from osworld_pipeline.doctor.roles import ROLES, checks_of_recipe, make_checks
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.recipes import load_recipe, recipe_names
 
@@ -74,12 +74,14 @@ def doctor(
         sglang=sglang_env.absolute(),
         desktop_env_python=desktop_env_python.absolute(),
     )
-    diagnosis = diagnose(make_checks(place), role=role or "demo", is_only=role is not None)
+    more = checks_of_recipe(loaded) if loaded is not None else ()
+    diagnosis = diagnose(make_checks(place), role=role or "demo", is_only=role is not None, more=more)
     if loaded is None:
         if as_json:
             print_json(diagnosis.as_json())
         else:
             show(diagnosis, Console())
+            print(f"next: {diagnosis.next_step(place.state, DEFAULT_RECIPE)}")
         is_ready = diagnosis.is_ok
     else:
         default = (
@@ -94,5 +96,7 @@ def doctor(
             console.print(f"readiness for the recipe {loaded.name}{default}", highlight=False, soft_wrap=True)
             show(diagnosis, console)
             readiness.show(console)
+            if diagnosis.lacks["trainer"] or readiness.is_ok:
+                print(f"next: {diagnosis.next_step(place.state, recipe or DEFAULT_RECIPE)}")
     if not is_ready:
         raise typer.Exit(1)

@@ -1,7 +1,7 @@
 """The whole result: findings, and whether this machine can take each role, as text and as JSON."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +11,7 @@ from rich.table import Table
 from osworld_pipeline.doctor.checkup import Check, lacking, run_checks
 from osworld_pipeline.doctor.roles import ROLES, Role
 from osworld_pipeline.domain.finding import Finding, Status
+from osworld_pipeline.domain.state import StateDir
 
 COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.MISSING: "red", Status.BROKEN: "magenta"}
 
@@ -28,6 +29,13 @@ class Diagnosis:
     def is_ok(self) -> bool:
         return not self.lacks[self.role]
 
+    def next_step(self, state: StateDir, recipe: str) -> str:
+        """The one thing to do: the remedy of the first failed check, or the command of a ready role."""
+        for name in self.lacks[self.role]:
+            finding = self.findings[name]
+            return finding.remedy or f"look into {name}: {finding.message}"
+        return ROLES[self.role].start(state, recipe)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "role": self.role,
@@ -38,9 +46,13 @@ class Diagnosis:
         }
 
 
-def diagnose(checks: Sequence[Check], *, role: str, is_only: bool, seconds: float = 0.0) -> Diagnosis:
-    """`is_only`: check only what the role needs; else run all checks for every role."""
-    roles: Mapping[str, Role] = {role: ROLES[role]} if is_only else ROLES
+def diagnose(
+    checks: Sequence[Check], *, role: str, is_only: bool, more: Sequence[str] = (), seconds: float = 0.0
+) -> Diagnosis:
+    """`is_only`: check only what the role needs; else run all checks for every role. `more`: checks that the role needs
+    in addition here."""
+    asked = replace(ROLES[role], checks=(*ROLES[role].checks, *more))
+    roles: Mapping[str, Role] = {role: asked} if is_only else {**ROLES, role: asked}
     wanted = [name for each in roles.values() for name in each.checks]
     findings = {finding.name: finding for finding in run_checks(checks, wanted=wanted)}
     lacks = {name: lacking(each.checks, findings) for name, each in roles.items()}

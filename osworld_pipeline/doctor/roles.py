@@ -1,6 +1,6 @@
 """The roles of a machine, and the checks for each."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,8 @@ from osworld_pipeline.doctor.stores import (
 )
 from osworld_pipeline.domain.remedies import EXTRAS
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, PIPELINE, mlflow_line, pipeline_line, shell_line
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.recipes.schema import Recipe
 
 SPARE_S = 2.0
 """Time of a check beyond the limit of the program that it runs."""
@@ -49,6 +51,8 @@ class Role:
     meaning: str
     checks: tuple[str, ...]
     """Any missing check prevents the role; a warning does not."""
+    start: Callable[[StateDir, str], str]
+    """The command that a ready machine runs next, for a state and a recipe's name."""
 
 
 _HOST = ("python", "memory", "open-files")
@@ -63,29 +67,59 @@ ROLES: Mapping[str, Role] = {
             *(*_HOST, "top-level-names", "packages-server", "packages-pipeline", "packages-train", *_LOCAL, *_STATE),
             *("gpu", "dagster-instance"),
         ),
+        lambda state, _: pipeline_line(state, "demo"),
     ),
-    "local": Role("an env server with local desktops", (*_HOST, "packages-server", *_LOCAL, "disk", "port-8100")),
+    "local": Role(
+        "an env server with local desktops",
+        (*_HOST, "packages-server", *_LOCAL, "disk", "port-8100"),
+        lambda *_: shell_line(ENV_SERVER, "--replicas", 2),
+    ),
     "qemu": Role(
         "an env server with virtual machines",
         (*_HOST, "packages-server", "qemu-packages", "qemu-image", "kvm", "disk", "port-8100"),
+        lambda *_: shell_line(ENV_SERVER, "--provider", "qemu"),
     ),
     "desktop_env": Role(
         "an env server over OSWorld's DesktopEnv",
         (*_HOST, "packages-server", "desktop-env", "docker", "disk", "port-8100"),
+        lambda *_: shell_line(ENV_SERVER, "--provider", "desktop_env"),
     ),
     "trainer": Role(
         "training with the recipe of --recipe, or demo",
-        (*_HOST, "packages-train", "packages-lora", "gpu", "torch", "disk", "file-system", "adapters", "locks"),
+        (*_HOST, "packages-train", "gpu", "torch", "disk", "file-system", "adapters", "locks"),
+        lambda state, recipe: pipeline_line(state, "train", "--recipe", recipe),
     ),
     "dagster": Role(
         "Dagster's UI and daemon",
         (*_HOST, "top-level-names", "packages-pipeline", *_DAGSTER, *_STATE, "port-3000"),
+        lambda state, _: pipeline_line(state, "dev"),
     ),
-    "postgres": Role("Dagster's instance in Postgres", ("python", "packages-pipeline", "packages-postgres", *_DAGSTER)),
-    "mlflow": Role("MLflow's UI", ("python", "packages-pipeline", "mlflow-database", "port-5000")),
-    "sglang": Role("an sglang server", ("memory", "sglang", "gpu", "disk", "port-30000")),
-    "ray": Role("a node of a Ray cluster", (*_HOST, "packages-train", "packages-ray", "gpu", "torch", "port-8265")),
+    "postgres": Role(
+        "Dagster's instance in Postgres",
+        ("python", "packages-pipeline", "packages-postgres", *_DAGSTER),
+        lambda *_: shell_line(PIPELINE, "init", "--postgres"),
+    ),
+    "mlflow": Role(
+        "MLflow's UI",
+        ("python", "packages-pipeline", "mlflow-database", "port-5000"),
+        lambda state, _: mlflow_line(state),
+    ),
+    "sglang": Role(
+        "an sglang server",
+        ("memory", "sglang", "gpu", "disk", "port-30000"),
+        lambda *_: shell_line(PIPELINE, "sglang-cpu", "--help"),
+    ),
+    "ray": Role(
+        "a node of a Ray cluster",
+        (*_HOST, "packages-train", "packages-ray", "gpu", "torch", "port-8265"),
+        lambda *_: shell_line("ray", "start", "--head"),
+    ),
 }
+
+
+def checks_of_recipe(recipe: Recipe) -> tuple[str, ...]:
+    """Checks of a trainer that this recipe needs in addition."""
+    return ("packages-lora",) if recipe.trainer.lora is not None else ()
 
 
 def make_checks(place: Place) -> list[Check]:

@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Mapping
 
 from env_server.providers.requirements import SYSTEM_PATH
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import DependencyError
 
 RUN_PROGRAMS: Mapping[str, str] = {
@@ -49,7 +50,7 @@ def find(program: str) -> str:
     path = shutil.which(program, path=SYSTEM_PATH)
     if path is None:
         package = {**RUN_PROGRAMS, **NETWORK_PROGRAMS, **BUILD_PROGRAMS, **TOOLS_PROGRAMS}.get(program, program)
-        raise DependencyError(f"{program} is missing; as root, run: apt-get install --no-install-recommends {package}")
+        raise DependencyError(f"{program} of the Debian package {package} is missing; run `{how_to_set_up('qemu')}`")
     return path
 
 
@@ -57,6 +58,4 @@ def _check(programs: Mapping[str, str], what: str) -> None:
     missing = {package for program, package in programs.items() if shutil.which(program, path=SYSTEM_PATH) is None}
     if missing:
         names = " ".join(sorted(missing))
-        raise DependencyError(
-            f"{what} the Debian packages {names}; as root, run: apt-get install --no-install-recommends {names}"
-        )
+        raise DependencyError(f"{what} the Debian packages {names}; run `{how_to_set_up('qemu')}`")

@@ -20,6 +20,7 @@ from env_server.providers.qemu.qmp_input import QmpInput
 from env_server.providers.qemu.saved_state import SavedState, ensure_state, state_digest
 from env_server.providers.qemu.walls import Walls
 from env_server.providers.qemu.windows_image import WindowsImage
+from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 log = logging.getLogger(__name__)
@@ -273,7 +274,7 @@ def _find_firmware() -> Firmware:
     for firmware in _OVMF:
         if firmware.code.exists() and firmware.variables.exists():
             return firmware
-    raise DependencyError("UEFI needs the Debian package ovmf; as root, run: apt-get install ovmf")
+    raise DependencyError(f"UEFI needs the Debian package ovmf; run `{how_to_set_up('qemu')}`")
 
 
 def _host_cpu() -> str:

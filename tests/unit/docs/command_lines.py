@@ -172,7 +172,8 @@ def _check_click(command: click.Command, words: list[str], *, is_named: bool) ->
     context = click.Context(command, info_name=command.name)
     while isinstance(command, click.Group):
         if not words or words[0].startswith("-"):
-            if words in ([], ["--help"]):
+            alone = {name for option in command.get_params(context) for name in option.opts}
+            if not words or (len(words) == 1 and words[0] in alone):
                 return
             raise BadCommandError(f"{words[0]} is no command")
         name = words.pop(0)

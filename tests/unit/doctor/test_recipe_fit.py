@@ -104,7 +104,9 @@ def test_the_plan_of_doctor_is_that_of_train(tmp_path: Path) -> None:
     found = doctor(tmp_path, "--role", "trainer", *words)
     assert planned.returncode == 0, planned.stderr
     assert planned.stdout.strip()
-    assert found.stdout.endswith(planned.stdout)
+    told, _, command = found.stdout.rpartition("next: ")
+    assert told.endswith(planned.stdout)
+    assert "osworld-pipeline train --recipe smoke" in command
 
 
 @pytest.mark.parametrize("option", [("--gpu-memory", "80"), ("--dry-run",), ("--set", "sft.num_updates=1")])

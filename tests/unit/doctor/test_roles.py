@@ -1,11 +1,18 @@
 """The roles rest on checks that exist; what neighbours tell is judged."""
 
+import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
+import typer
 
 from env_server.doctor import make_checks as make_desktop_checks
+from env_server.options import add_server_options, settings_of
+from osworld_pipeline.cli import app
+from osworld_pipeline.doctor.checkup import one
 from osworld_pipeline.doctor.diagnosis import diagnose
 from osworld_pipeline.doctor.external_services import (
     DESKTOP_CHECKS,
@@ -16,11 +23,12 @@ from osworld_pipeline.doctor.external_services import (
     judge_instance,
 )
 from osworld_pipeline.doctor.place import Place
-from osworld_pipeline.doctor.roles import ROLES, make_checks
-from osworld_pipeline.domain.finding import Status
+from osworld_pipeline.doctor.roles import ROLES, checks_of_recipe, make_checks
+from osworld_pipeline.domain.finding import Finding, Status
 from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.project import project_files, write_project
+from osworld_pipeline.recipes import load_recipe
 
 SANE: dict[str, Any] = {
     "relative": False,
@@ -46,7 +54,20 @@ def place(folder: Path, home: Path | None = None) -> Place:
 
 def test_every_role_rests_on_checks_that_exist_and_every_check_serves_a_role(tmp_path: Path) -> None:
     names = {name for check in make_checks(place(tmp_path)) for name in check.names}
-    assert {name for role in ROLES.values() for name in role.checks} == names
+    assert {name for role in ROLES.values() for name in role.checks} | {"packages-lora"} == names
+
+
+def test_adapters_need_their_package_only_where_the_recipe_trains_them() -> None:
+    assert checks_of_recipe(load_recipe("qwen3vl_4b_lora")) == ("packages-lora",)
+    assert checks_of_recipe(load_recipe("smoke")) == ()
+
+
+def test_what_a_recipe_needs_can_prevent_the_role(tmp_path: Path) -> None:
+    lacking = one("packages-lora", lambda name: Finding(name=name, status=Status.MISSING, message="no peft"))
+    checks = [*(check for check in make_checks(place(tmp_path)) if "packages-lora" not in check.names), lacking]
+    found = diagnose(checks, role="mlflow", is_only=True, more=["packages-lora"])
+    assert found.lacks == {"mlflow": ["packages-lora"]}
+    assert diagnose(checks, role="mlflow", is_only=True).is_ok
 
 
 def test_what_the_env_server_checks_is_what_is_asked_of_it(tmp_path: Path) -> None:
@@ -153,3 +174,28 @@ def test_the_env_server_tells_what_it_finds_as_a_program(tmp_path: Path) -> None
     assert found["local-desktop"].status == Status.OK, found["local-desktop"].message
     assert found["desktop-env"].status == Status.MISSING
     assert not (tmp_path / "var").exists(), "looking makes nothing"
+
+
+def test_the_doctor_ends_with_one_thing_to_do(tmp_path: Path) -> None:
+    state, ready = place(tmp_path).state, diagnose(make_checks(place(tmp_path)), role="mlflow", is_only=True)
+    assert f"sqlite:///{state.mlflow_db}" in ready.next_step(state, "demo")
+    lacking = one(
+        "mlflow-database",
+        lambda name: Finding(name=name, status=Status.MISSING, message="it is old", remedy="migrate it"),
+    )
+    checks = [*(check for check in make_checks(place(tmp_path)) if "mlflow-database" not in check.names), lacking]
+    assert diagnose(checks, role="mlflow", is_only=True).next_step(state, "demo") == "migrate it"
+
+
+def test_every_command_that_a_ready_role_starts_with_is_accepted(tmp_path: Path) -> None:
+    pipeline = typer.main.get_command(app)
+    assert isinstance(pipeline, click.Group)
+    for name, role in ROLES.items():
+        program, *words = shlex.split(role.start(place(tmp_path).state, "smoke"))
+        if Path(program).name == "osworld-pipeline" and words[-1] != "--help":
+            pipeline.commands[words[0]].make_context(words[0], words[1:])
+        if Path(program).name == "env-server":
+            parser = argparse.ArgumentParser()
+            add_server_options(parser)
+            settings_of(parser.parse_args(words))
+        assert Path(program).name in ("osworld-pipeline", "env-server", "mlflow", "ray"), name
