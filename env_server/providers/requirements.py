@@ -49,6 +49,8 @@ VERSIONED_PACKAGES = (
 SYSTEM_PYTHON = "/usr/bin/python3"
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _QUERY_LIMIT_S = 60
+CAP_SYS_ADMIN = 21
+"""capabilities(7)."""
 
 _NAMESPACE_SETTINGS = (
     ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -84,20 +86,33 @@ def package_versions() -> dict[str, str]:
     return {pair[0].partition(":")[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
-def explain_namespaces(complaint: str, *, settings: Path = Path("/proc/sys")) -> DependencyError:
+def explain_namespaces(complaint: str, *, proc: Path = Path("/proc")) -> DependencyError:
     """Why a sandbox cannot be made here, and the setting that would allow it."""
     for name, forbidding, remedy in _NAMESPACE_SETTINGS:
-        path = settings / name
+        path = proc / "sys" / name
         if path.exists() and path.read_text().strip() == forbidding:
             setting = name.replace("/", ".")
             return DependencyError(
                 f"this machine forbids unprivileged user namespaces ({setting}={forbidding}), which the sandbox "
                 f"needs; allow them with `sudo {remedy}`"
             )
+    said = f"bubblewrap cannot make a sandbox here ({complaint.strip()[-300:] or 'no message'})"
+    if _is_root_without_mounts(proc / "self/status"):
+        return DependencyError(
+            f"{said}: root has no right to mount in this container; start the server as an ordinary user, or the "
+            "container with --cap-add SYS_ADMIN"
+        )
     return DependencyError(
-        f"bubblewrap cannot make a sandbox here ({complaint.strip()[-300:] or 'no message'}); in a container, allow "
-        "user namespaces and mounts (Docker: --security-opt seccomp=unconfined --security-opt systempaths=unconfined)"
+        f"{said}; in a container, allow user namespaces and mounts: --security-opt seccomp=unconfined and, for Docker, "
+        "--security-opt systempaths=unconfined, for Podman --security-opt unmask=ALL"
     )
+
+
+def _is_root_without_mounts(status: Path) -> bool:
+    """Of the process with this file in /proc (proc_pid_status(5))."""
+    found = dict(line.split(":", 1) for line in status.read_text().splitlines())
+    is_root = found["Uid"].split()[1] == "0"
+    return is_root and not int(found["CapEff"], 16) >> CAP_SYS_ADMIN & 1
 
 
 def _query(argv: Sequence[str], *, may_fail: bool = False) -> str:

@@ -22,15 +22,30 @@ from osworld_pipeline.errors import DependencyError
 def test_a_forbidden_namespace_names_the_setting_and_the_way_out(
     tmp_path: Path, name: str, value: str, remedy: str
 ) -> None:
-    (tmp_path / name).parent.mkdir(parents=True)
-    (tmp_path / name).write_text(f"{value}\n")
-    message = str(explain_namespaces("bwrap: No permissions", settings=tmp_path))
+    (tmp_path / "sys" / name).parent.mkdir(parents=True)
+    (tmp_path / "sys" / name).write_text(f"{value}\n")
+    message = str(explain_namespaces("bwrap: No permissions", proc=tmp_path))
     assert f"{name.replace('/', '.')}={value}" in message
     assert f"sudo sysctl -w {remedy}" in message
 
 
 def test_an_unknown_refusal_repeats_what_bubblewrap_said(tmp_path: Path) -> None:
-    assert "bwrap: setting up uid map" in str(explain_namespaces("bwrap: setting up uid map", settings=tmp_path))
+    write_status(tmp_path, uid=1000, capabilities="0")
+    message = str(explain_namespaces("bwrap: setting up uid map", proc=tmp_path))
+    assert "bwrap: setting up uid map" in message
+    assert "seccomp=unconfined" in message
+
+
+def test_root_of_a_container_without_the_right_to_mount_names_the_capability(tmp_path: Path) -> None:
+    write_status(tmp_path, uid=0, capabilities="00000000800405fb")
+    assert "--cap-add SYS_ADMIN" in str(explain_namespaces("unshare: unshare failed", proc=tmp_path))
+    write_status(tmp_path, uid=0, capabilities="000001ffffffffff")
+    assert "--cap-add" not in str(explain_namespaces("unshare: unshare failed", proc=tmp_path))
+
+
+def write_status(proc: Path, *, uid: int, capabilities: str) -> None:
+    (proc / "self").mkdir(exist_ok=True)
+    (proc / "self/status").write_text(f"Name:\tpython\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nCapEff:\t{capabilities}\n")
 
 
 def test_a_screen_too_small_to_hold_a_window_is_refused(tmp_path: Path) -> None:
