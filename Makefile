@@ -2,13 +2,14 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 export PYTHONUNBUFFERED := 1
 # Without cached bytecode every program compiles torch and transformers again, which takes longer than all other
 # imports.
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check docs format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check images docs format dev mlflow constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -93,6 +94,12 @@ bench-viewer: setup-test ## the trajectory viewer in Chromium over 100,000 episo
 check: setup-python ## format, lint, types, import layers, links, words
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright && $(BIN)/python docs/check_links.py && $(BIN)/python docs/check_words.py
 	@! git ls-files 'tests/test_*.py' 'tests/**/test_*.py' | sed 's:.*/::' | sort | uniq -d | sed 's/$$/: several test files have this name/' | grep .
+
+images: ## container images env-server, pipeline and trainer; BUILDER=docker, TAG=PREFIX, OPTIONS=... (docs/containers.md)
+	@for target in env-server pipeline trainer; do \
+	  $(or $(BUILDER),podman) build $(OPTIONS) -f deploy/Containerfile --target $$target \
+	    -t $(or $(TAG),localhost/osworld)/$$target:$(VERSION) . || exit; \
+	done
 
 docs: setup-python ## docs/ as a site in var/site, by MkDocs
 	@$(BIN)/uvx mkdocs build --strict -d var/site

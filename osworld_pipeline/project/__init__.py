@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from osworld_pipeline.domain.remedies import how_to_set_up
+from osworld_pipeline.domain.version import installed_version
 from osworld_pipeline.errors import DependencyError, StoreError
 from osworld_pipeline.recipes import recipe_text
 
@@ -14,6 +15,7 @@ INSTANCE = "dagster.yaml"
 WORKSPACE = "workspace.yaml"
 VARIABLES = ".env"
 RECIPE = "recipe.toml"
+COMPOSE = "compose.yaml"
 LOCAL_INSTANCE, POSTGRES_INSTANCE = INSTANCE, "dagster.postgres.yaml"
 _HEAD = "# Your recipe: a copy of `{name}`, to change. Commands use it with `--recipe {file}`.\n#\n"
 
@@ -37,6 +39,11 @@ def project_files(*, recipe: str = "demo", is_postgres: bool = False) -> list[Pr
             name=RECIPE,
             purpose=f"a copy of the recipe {recipe}, to change",
             text=_HEAD.format(name=recipe, file=RECIPE) + recipe_text(recipe),
+        ),
+        ProjectFile(
+            name=COMPOSE,
+            purpose="the same in containers, on one host",
+            text=template(COMPOSE).replace("@version@", installed_version() or "latest"),
         ),
     ]
 

@@ -25,9 +25,10 @@ ROOT = Path(__file__).resolve().parents[3]
 SHELL = ("", "sh", "bash", "console")
 OURS = ("osworld-pipeline", "env-server", "osworld-gateway", "make", "dagster")
 KNOWN = {
-    "apt-get", "base64", "cat", "cd", "chmod", "cp", "createdb", "curl", "dagster-daemon", "dagster-webserver", "echo",
-    "export", "git", "head", "install", "ls", "mkdir", "mlflow", "nvidia-smi", "pip", "psql", "python", "ray", "rm",
-    "rsync", "scp", "sed", "ssh", "sudo", "sysctl", "systemctl", "tail", "torchrun", "ulimit", "umask", "usermod", "uv",
+    "apt-get", "base64", "cat", "cd", "chmod", "cp", "createdb", "curl", "dagster-daemon", "dagster-webserver",
+    "docker", "echo", "export", "git", "head", "install", "ls", "mkdir", "mlflow", "nvidia-smi", "pip", "podman",
+    "psql", "python", "ray", "rm", "rsync", "scp", "sed", "ssh", "sudo", "sysctl", "systemctl", "tail", "torchrun",
+    "ulimit", "umask", "usermod", "uv",
 }  # fmt: skip
 """Programs of others, which nothing here knows the options of."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
@@ -106,7 +107,7 @@ def check(command: Command) -> None:
         if not (ROOT / command.words[0]).exists():
             raise BadCommandError(f"there is no {command.words[0]}")
     elif command.program not in KNOWN:
-        raise BadCommandError(f"nobody knows the program {command.program}")
+        raise BadCommandError(f"{command.program} is no program that this test knows")
 
 
 def _is_program(word: str) -> bool:

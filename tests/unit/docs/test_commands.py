@@ -42,7 +42,7 @@ def test_there_are_many_of_every_program_of_ours(pages: dict[str, Page]) -> None
         ("make bench-env SLIM=x", "asks for no SLIM"),
         ("scripts/set-up python", "there is no scripts/set-up"),
         ("dagster job lunch -j train", "there is no command lunch"),
-        ("osworld-pipline demo", "nobody knows"),
+        ("osworld-pipline demo", "no program that this test knows"),
     ],
 )
 def test_a_wrong_command_line_is_refused(line: str, told: str) -> None:

@@ -1,11 +1,17 @@
 """`init` writes a project folder, and a checkout is one."""
 
+import shlex
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+import typer
+import yaml
 from typer.testing import CliRunner
 
 from osworld_pipeline.cli import app
+from osworld_pipeline.domain.version import installed_version
 from osworld_pipeline.errors import DependencyError, RecipeError, StoreError
 from osworld_pipeline.project import need_project, project_files, template, write_project
 from osworld_pipeline.recipes import load_recipe
@@ -22,7 +28,7 @@ def test_a_folder_gets_every_file_and_the_recipe_can_be_used(tmp_path: Path) -> 
     folder = tmp_path / "new" / "project"
     written = write_project(folder, project_files(recipe="smoke"))
     assert sorted(path.name for path in folder.iterdir()) == sorted(file.name for file in written)
-    assert [file.name for file in written] == ["dagster.yaml", "workspace.yaml", ".env", "recipe.toml"]
+    assert [file.name for file in written] == ["dagster.yaml", "workspace.yaml", ".env", "recipe.toml", "compose.yaml"]
     mine, shipped = load_recipe(str(folder / "recipe.toml")), load_recipe("smoke")
     assert mine.model_dump(exclude={"name", "sources"}) == shipped.model_dump(exclude={"name", "sources"})
 
@@ -30,11 +36,11 @@ def test_a_folder_gets_every_file_and_the_recipe_can_be_used(tmp_path: Path) -> 
 def test_files_that_exist_are_kept_unless_asked(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("MINE=1\n")
     assert [file.name for file in write_project(tmp_path, project_files())] == [
-        "dagster.yaml", "workspace.yaml", "recipe.toml",
+        "dagster.yaml", "workspace.yaml", "recipe.toml", "compose.yaml",
     ]  # fmt: skip
     assert (tmp_path / ".env").read_text() == "MINE=1\n"
     assert write_project(tmp_path, project_files()) == []
-    assert len(write_project(tmp_path, project_files(is_postgres=True), overwrites=True)) == 4
+    assert len(write_project(tmp_path, project_files(is_postgres=True), overwrites=True)) == 5
     assert "DAGSTER_PG_HOST" in (tmp_path / "dagster.yaml").read_text()
 
 
@@ -55,9 +61,9 @@ def test_init_prints_what_it_wrote_and_what_it_kept(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     first = CliRunner().invoke(app, ["init"])
     assert first.exit_code == 0
-    assert first.stdout.count("wrote  ") == 4
+    assert first.stdout.count("wrote  ") == 5
     second = CliRunner().invoke(app, ["init"])
-    assert (second.stdout.count("wrote  "), second.stdout.count("kept   ")) == (0, 4)
+    assert (second.stdout.count("wrote  "), second.stdout.count("kept   ")) == (0, 5)
 
 
 def test_without_a_command_the_next_step_fits_on_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +89,31 @@ def test_recipes_are_listed_and_printed() -> None:
     listed = CliRunner().invoke(app, ["recipes"])
     assert listed.stdout.splitlines()[-3].startswith("smoke ")
     assert CliRunner().invoke(app, ["recipes", "smoke"]).stdout.startswith("# All stages in about a minute")
+
+
+def compose() -> dict[str, Any]:
+    (text,) = (file.text for file in project_files() if file.name == "compose.yaml")
+    return yaml.safe_load(text)
+
+
+def test_the_compose_file_names_images_of_this_version_and_publishes_on_loopback_alone() -> None:
+    services = compose()["services"]
+    assert sorted(services) == ["dagster", "env-server", "mlflow", "viewer"]
+    for name, service in services.items():
+        assert service["image"].endswith(f":{installed_version() or 'latest'}"), name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+
+
+def test_no_service_that_listens_beyond_loopback_starts_without_its_token() -> None:
+    services = compose()["services"]
+    assert services["env-server"]["environment"]["ENV_SERVER_TOKEN"].startswith("${ENV_SERVER_TOKEN:?")
+    assert services["viewer"]["environment"]["OSWORLD_VIEWER_TOKEN"].startswith("${OSWORLD_VIEWER_TOKEN:?")
+
+
+def test_the_commands_of_the_compose_file_are_accepted() -> None:
+    pipeline = typer.main.get_command(app)
+    assert isinstance(pipeline, click.Group)
+    for service in compose()["services"].values():
+        program, *words = shlex.split(service["command"])
+        if program == "osworld-pipeline":
+            pipeline.commands[words[0]].make_context(words[0], words[1:])
