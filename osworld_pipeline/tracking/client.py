@@ -81,8 +81,3 @@ def search_everywhere(client: Any) -> list[str]:
 def run_url(base_url: str, experiment_id: str, run_id: str) -> str:
     """The page of a run in MLflow's UI."""
     return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
-
-
-def model_url(base_url: str, experiment_id: str, model_id: str) -> str:
-    """The page of a LoggedModel in MLflow's UI."""
-    return f"{base_url.rstrip('/')}/#/experiments/{experiment_id}/models/{model_id}"
