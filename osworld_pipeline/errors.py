@@ -12,7 +12,8 @@ PipelineError
 ├── EnvServerError       the env server is unreachable or sent an invalid response
 │   └── NoCapacityError  it had no free replica within the time limit
 ├── ReplicaError         a desktop died, or its guest agent stopped responding -> env_fault
-│   └── TamperingError   the policy disabled it, or interfered with grading    -> tampering
+│   ├── TamperingError   the policy disabled it, or interfered with grading    -> tampering
+│   └── TouchedError     a person sent input to it                             -> touched
 ├── SetupError           a task's config could not be executed                 -> env_fault
 ├── EngineError          the policy engine failed or timed out                 -> policy_fault
 ├── EvaluatorError       a grader crashed; not a reward of zero                -> grader_fault
@@ -60,6 +61,13 @@ class ReplicaError(PipelineError): ...
 
 
 class TamperingError(ReplicaError): ...
+
+
+class TouchedError(ReplicaError):
+    def __init__(self, message: str, num_inputs: int = 1) -> None:
+        """`num_inputs`: at least so many."""
+        super().__init__(message)
+        self.num_inputs = num_inputs
 
 
 class SetupError(PipelineError): ...

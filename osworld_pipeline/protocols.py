@@ -35,7 +35,8 @@ class Desktop(Protocol):
         ...
 
     async def score(self) -> float:
-        """The grader's reward in 0..1. Raises EvaluatorError when the grader crashed."""
+        """The grader's reward in 0..1. Raises EvaluatorError when the grader crashed, TouchedError when a person sent
+        input to the desktop."""
         ...
 
     async def close(self) -> None:

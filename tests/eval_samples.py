@@ -13,6 +13,7 @@ LETTERS = {
     "o": Outcome.TIMEOUT,
     "e": Outcome.ENV_FAULT,
     "g": Outcome.GRADER_FAULT,
+    "p": Outcome.TOUCHED,
 }
 
 

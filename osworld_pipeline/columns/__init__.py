@@ -61,7 +61,7 @@ __all__ = [
     "update_row", "utc_time", "verification_row",
 ]  # fmt: skip
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """In the key-value metadata of every Parquet file we write; increased when a column is added or widened. Columns are
 not renamed, removed or narrowed, with one exception: version 10 moved the token lists from episodes to sequences
 (store/old_tokens.py). A file of an older version reads with NULL for missing columns. A file of a newer version reads

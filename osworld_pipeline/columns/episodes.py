@@ -90,7 +90,7 @@ def _ended_at(episode: Episode) -> float | None:
 
 _COMPUTED: Sequence[tuple[pa.Field, Callable[[Episode], Any]]] = (
     (
-        column("is_valid", FLAG, "No fault and no timeout: the episode counts in a denominator."),
+        column("is_valid", FLAG, "No fault, no timeout and not touched: the episode counts in a denominator."),
         lambda episode: episode.outcome.is_valid,
     ),
     (column("is_success", FLAG, "The outcome is success."), lambda episode: episode.is_success),

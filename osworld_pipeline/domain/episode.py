@@ -15,6 +15,8 @@ class Outcome(StrEnum):
     TAMPERING = "tampering"
     """The policy disabled its desktop or interfered with the grader. This counts as a failure: if it were left out of
     training like a fault, a policy would learn to do it whenever it fails."""
+    TOUCHED = "touched"
+    """A person sent input to the desktop, so the end is not the policy's own."""
     TIMEOUT = "timeout"
     ENV_FAULT = "env_fault"
     POLICY_FAULT = "policy_fault"
@@ -22,7 +24,8 @@ class Outcome(StrEnum):
 
     @property
     def is_valid(self) -> bool:
-        """Only valid episodes are trained on or counted in a denominator: a fault is not a reward of zero."""
+        """Only valid episodes are trained on or counted in a denominator: a fault is not a reward of zero, and a
+        person's work is not the policy's."""
         return self in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED, Outcome.TAMPERING)
 
     @property
@@ -231,11 +234,11 @@ class Episode:
     suite_name: Annotated[str, Stored("Suite of an evaluation as commands name it: heldout, osworld-chrome, ...")] = ""
     outcome: Annotated[
         Outcome,
-        Stored("success, failure, truncated, tampering, timeout, or a fault: env, policy or grader_fault."),
+        Stored("success, failure, truncated, tampering, touched, timeout, or a fault: env, policy or grader_fault."),
     ]
-    error: Annotated[str | None, Stored("One sentence if the outcome is a fault, a timeout or tampering.")] = None
+    error: Annotated[str | None, Stored("One sentence if the outcome is a fault, a timeout, tampering or touched.")] = None
     reward: Reward | None = None
-    """None if and only if there is no grader's score: timeouts and faults."""
+    """None if and only if there is no grader's score that counts: timeouts, faults and touched episodes."""
     advantage: Annotated[
         float | None,
         Stored(
@@ -243,6 +246,14 @@ class Episode:
             "dropped groups."
         ),
     ] = None
+    num_person_inputs: Annotated[
+        int,
+        Stored(
+            "Inputs that a person sent to its desktop; above 0 it is touched, unless it ended in a fault. NULL before "
+            "version 11.",
+            bits=32,
+        ),
+    ] = 0
     max_turns: Annotated[int, Stored("Its step budget; 0 if unknown.", bits=32)] = 0
     engine: Annotated[str, Stored("The policy engine: transformers, sglang, ...")]
     sampling: SamplingParams

@@ -21,3 +21,5 @@ class Observation:
     instruction: str = ""
     screen_size: tuple[int, int] | None = None
     """(width, height) of the screen if the screenshot was resized; None if it is that of the screenshot."""
+    num_person_inputs: int = 0
+    """Inputs that a person has sent to the desktop in this episode."""

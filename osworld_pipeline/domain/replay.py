@@ -81,7 +81,7 @@ class ReplayVerification:
     row_id: Annotated[str, Stored("The row of `replay`.")]
     task_id: Annotated[str, Stored("Its task.")]
     task_digest: Annotated[str, Stored("SHA-256 of the task's config.")]
-    outcome: Annotated[Outcome, Stored("success or failure by the grader's score; else the fault.")]
+    outcome: Annotated[Outcome, Stored("success or failure by the grader's score; else the fault, or touched.")]
     reward: Annotated[float | None, Stored("The grader's score; NULL if and only if there is none.", SHARE)] = None
     error: Annotated[str | None, Stored("One sentence if the outcome is a fault.")] = None
     num_steps: Annotated[int, Stored("Actions executed.", bits=32)] = 0

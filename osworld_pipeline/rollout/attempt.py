@@ -50,7 +50,8 @@ def derive_seed(*parts: object) -> int:
 
 
 class Attempt:
-    """Mutable while it runs; its steps, context, times and desktop_info are read after any kind of end."""
+    """Mutable while it runs; its steps, context, times, desktop_info and num_person_inputs are read after any kind of
+    end."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class Attempt:
             uses_chat_api=engine.uses_chat_api,
         )
         self.desktop_info: DesktopInfo | None = None
+        self.num_person_inputs = 0
         self.times_s: dict[str, float] = {"reset": 0.0, "model": 0.0, "step": 0.0, "evaluate": 0.0}
         self._task = task
         self._desktop = desktop
@@ -192,6 +194,7 @@ class Attempt:
         if fault is not None:
             raise fault
         self._observation = after
+        self.num_person_inputs = max(self.num_person_inputs, after.num_person_inputs)
         self._last_action = LastAction(error=error)
         ended = error is None and turn.arguments is not None and ends_episode(turn.arguments)
         return Stop.TERMINATED if ended else None

@@ -104,6 +104,11 @@ def error_of(path: str, base_url: str, response: httpx.Response) -> PipelineErro
     return EnvServerError(f"{where} answered {status}: {sentence}")
 
 
+def touched_sentence(num_inputs: int) -> str:
+    count = "an input" if num_inputs == 1 else f"{num_inputs} inputs"
+    return f"a person sent {count} to its desktop, so its end is not the policy's own"
+
+
 def _retry_after_s(response: httpx.Response) -> float | None:
     try:
         return min(60.0, max(0.1, float(response.headers.get("Retry-After", ""))))

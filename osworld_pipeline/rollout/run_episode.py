@@ -25,6 +25,7 @@ from osworld_pipeline.errors import (
     PipelineError,
     ReplicaError,
     SetupError,
+    TouchedError,
 )
 from osworld_pipeline.protocols import Desktop, EpisodeSink, PolicyEngine
 from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection
@@ -163,11 +164,13 @@ async def _run_attempt(attempt: Attempt, settings: EpisodeSettings) -> _Ending:
         # during an episode, may have a healthy replacement.
         has_died = isinstance(error, UnreachableError) and attempt.desktop_info is not None
         retry = isinstance(error, ReplicaError | SetupError) or has_died
+        if isinstance(error, TouchedError):
+            attempt.num_person_inputs = max(attempt.num_person_inputs, error.num_inputs)
         return _Ending(
             outcome=outcome,
             error=str(error) or type(error).__name__,
             reward=Reward(task=0.0) if outcome is Outcome.TAMPERING else None,  # no partial credit
-            is_worth_retrying=retry and outcome is not Outcome.TAMPERING,
+            is_worth_retrying=retry and outcome not in (Outcome.TAMPERING, Outcome.TOUCHED),
         )
     finally:
         await attempt.close()
@@ -253,6 +256,7 @@ def _record(
         stage_key=plan.stage_key,
         update=plan.update,
         max_turns=settings.max_turns,
+        num_person_inputs=attempt.num_person_inputs,
         times_s=dict(attempt.times_s),
         started_at=started_at,
         run_ids=dict(plan.run_ids),

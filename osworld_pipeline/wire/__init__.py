@@ -14,7 +14,7 @@ ImageFormat = Literal["png", "jpeg", "webp"]
 ImageSide = Annotated[int, Field(ge=1, le=16_384)]
 MAX_NOTE = 4_000
 """Characters of the note of a step."""
-Fault = Literal["env_fault", "grader_fault", "policy_fault", "tampering", "client_error", "no_capacity"]
+Fault = Literal["env_fault", "grader_fault", "policy_fault", "tampering", "touched", "client_error", "no_capacity"]
 
 
 class Message(BaseModel):
@@ -95,12 +95,16 @@ class StepAnswer(ObservationMessage):
     """Always 0 before /evaluate, as in OSWorld's env.step."""
     done: bool = False
     step: int = 0
+    num_person_inputs: int = Field(default=0, ge=0)
+    """Inputs that a person has sent to the desktop so far; above 0 the episode is not the policy's own work."""
     info: dict[str, Any] = Field(default_factory=dict)
 
 
 class EvaluateAnswer(Message):
     reward: float
     evaluate_s: float = 0.0
+    num_person_inputs: int = Field(default=0, ge=0)
+    """As in StepAnswer: above 0 the reward is not the policy's own."""
 
 
 class CloseAnswer(Message):

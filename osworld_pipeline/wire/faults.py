@@ -16,6 +16,7 @@ from osworld_pipeline.errors import (
     SetupError,
     TamperingError,
     TaskError,
+    TouchedError,
 )
 from osworld_pipeline.wire import Fault
 
@@ -31,6 +32,7 @@ class Classified:
 
 CLASSIFIED: Mapping[type[PipelineError], Classified] = {
     TamperingError: Classified("tampering", 500, Outcome.TAMPERING),
+    TouchedError: Classified("touched", 500, Outcome.TOUCHED),
     EvaluatorError: Classified("grader_fault", 500, Outcome.GRADER_FAULT),
     EngineError: Classified("policy_fault", 500, Outcome.POLICY_FAULT),
     ReplicaError: Classified("env_fault", 500, Outcome.ENV_FAULT),

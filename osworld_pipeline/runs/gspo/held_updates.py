@@ -32,6 +32,7 @@ _ERRORS: Mapping[Outcome, type[PipelineError]] = {
     Outcome.POLICY_FAULT: EngineError,
     Outcome.GRADER_FAULT: EvaluatorError,
     Outcome.TIMEOUT: TrainingError,
+    Outcome.TOUCHED: TrainingError,
 }
 
 Record = Callable[[GspoBatch], None]

@@ -22,6 +22,7 @@ from osworld_pipeline.errors import (
     PipelineError,
     ReplicaError,
     SetupError,
+    TouchedError,
 )
 from osworld_pipeline.protocols import Desktop, DesktopInfo
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback, PlayedTurn
@@ -82,7 +83,11 @@ async def play_back(
         error = attempt.refused
     except (_TooLongError, *_FAULTS) as fault:
         # Tampering is a fault here: it is no verdict on the demonstration.
-        faults = {_TooLongError: Outcome.TIMEOUT, EvaluatorError: Outcome.GRADER_FAULT}
+        faults = {
+            _TooLongError: Outcome.TIMEOUT,
+            EvaluatorError: Outcome.GRADER_FAULT,
+            TouchedError: Outcome.TOUCHED,
+        }
         outcome = next((found for kind, found in faults.items() if isinstance(fault, kind)), Outcome.ENV_FAULT)
         error = str(fault) or type(fault).__name__
     finally:

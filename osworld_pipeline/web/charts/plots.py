@@ -14,7 +14,7 @@ from osworld_pipeline.web.formats import number
 WIDTH, HEIGHT = 360, 210
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 22, 34
 LARGEST = 1e300
-NUM_COLOURS = 8
+NUM_COLOURS = 9
 """Classes k0 to k7 of the page's style."""
 
 

@@ -41,6 +41,7 @@ OUTCOME_COLOURS = {
     Outcome.ENV_FAULT: 3,
     Outcome.POLICY_FAULT: 7,
     Outcome.GRADER_FAULT: 4,
+    Outcome.TOUCHED: 8,
 }
 FATE_COLOURS = {
     GroupFate.TRAINED: 2,

@@ -19,6 +19,12 @@ def test_faults_are_outside_the_lenient_denominator_and_unsolved_in_the_strict_o
     assert (score.num_faults, score.num_missing) == (2, 4)
 
 
+def test_a_touched_episode_counts_as_a_fault_with_a_reason_of_its_own() -> None:
+    score = summarise(eval_rows(["s", "f", "p"]))
+    assert (score.lenient.value, score.strict.value) == (1 / 2, 1 / 3)
+    assert score.faults == {"touched": 1}
+
+
 def test_a_planned_episode_that_never_ran_is_in_neither_denominator() -> None:
     score = summarise(eval_rows(["s", "f"]), num_planned=100)
     assert (score.lenient.n, score.strict.n, score.num_missing) == (2, 2, 98)

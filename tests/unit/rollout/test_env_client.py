@@ -19,6 +19,7 @@ from osworld_pipeline.errors import (
     ReplicaError,
     TamperingError,
     TaskError,
+    TouchedError,
 )
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 from osworld_pipeline.wire import EnvConfig
@@ -97,6 +98,19 @@ async def test_an_episode_goes_through_all_endpoints(connect: Any, task: Task) -
     assert server.requests[1][1] == {"episode_id": "e1", "action": "WAIT", "pause": 0.5, "step": 1}
 
 
+async def test_a_reward_that_a_person_helped_to_earn_is_refused(connect: Any, task: Task) -> None:
+    client, _ = connect(
+        {"/step": [{**SCREEN, "num_person_inputs": 2}], "/evaluate": [{"reward": 1.0, "num_person_inputs": 3}]}
+    )
+    async with client:
+        desktop = client.desktop()
+        await desktop.reset(task)
+        assert (await desktop.act("WAIT", pause_s=0)).num_person_inputs == 2
+        with pytest.raises(TouchedError, match="a person sent 3 inputs to its desktop") as caught:
+            await desktop.score()
+    assert caught.value.num_inputs == 3
+
+
 async def test_an_adaptive_pause_is_asked_for_with_every_step(connect: Any, task: Task) -> None:
     client, server = connect({"/step": [SCREEN]}, settle="adaptive")
     async with client:
@@ -171,6 +185,7 @@ FAILURES = [
     ("/evaluate", failure(500, "Xvfb died", "env_fault"), ReplicaError, "Xvfb died"),
     ("/evaluate", failure(500, "it killed Xvfb", "tampering"), TamperingError, "it killed Xvfb"),
     ("/step", failure(500, "it killed Xvfb", "tampering"), TamperingError, "it killed Xvfb"),
+    ("/step", failure(500, "a person ended it", "touched"), TouchedError, "a person ended it"),
     ("/evaluate", httpx.ReadTimeout("slow"), EvaluatorError, "did not answer"),
     ("/evaluate", {"reward": 0.0, "error": "KeyError"}, EvaluatorError, "the evaluator crashed: KeyError"),
     ("/evaluate", {"reward": 7}, EvaluatorError, "outside 0..1"),

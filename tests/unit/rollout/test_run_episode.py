@@ -21,6 +21,7 @@ from osworld_pipeline.errors import (
     ReplicaError,
     SetupError,
     TamperingError,
+    TouchedError,
 )
 from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode
 from osworld_pipeline.rollout.trajectories import episode_trajectories
@@ -219,6 +220,20 @@ async def test_tampering_is_a_failure_with_zero_reward_and_no_retry(
     assert episode.reward == Reward(task=0.0)
     assert len(episode.steps) == 1
     assert sum(episode.sequences[0].response_mask) > 0, "what it did is trained on"
+
+
+@pytest.mark.parametrize("call", ["act", "score"])
+async def test_a_touched_episode_is_recorded_without_a_reward_and_not_trained_on(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any, call: str
+) -> None:
+    desktop = fake_desktop(faults={call: TouchedError("a person sent 3 inputs", 3)})
+    tools = make_tools([desktop, fake_desktop()], [TYPE, DONE])
+    episode = await run_episode(task, plan, tools=tools, settings=settings)
+    assert (episode.outcome, episode.error, episode.attempt) == (Outcome.TOUCHED, "a person sent 3 inputs", 0)
+    assert (episode.num_person_inputs, episode.reward, episode.outcome.is_valid) == (3, None, False)
+    assert episode.steps
+    with pytest.raises(ValueError, match="is not trained on"):
+        episode_trajectories(episode, tools.sink.blobs.__getitem__)  # type: ignore[attr-defined]
 
 
 async def test_a_dead_replica_is_replaced_and_the_attempt_is_kept(
