@@ -12,7 +12,17 @@ from env_server.episodes.table import EpisodeEnd, EpisodeTable
 from osworld_pipeline.wire import Fault
 
 STATES = ("starting", "warm", "leased", "resetting", "failed")
-OUTCOMES = ("evaluated", "closed", "idle", "client_gone", "shutdown", "env_fault", "grader_fault", "tampering")
+OUTCOMES = (
+    "evaluated",
+    "closed",
+    "idle",
+    "client_gone",
+    "shutdown",
+    "env_fault",
+    "grader_fault",
+    "tampering",
+    "touched",
+)
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
 STEP_PARTS = ("act", "observe", "encode")

@@ -115,6 +115,9 @@ class _ServerSettings(Table):
     """How long a connection may stay open without a request; longer than clients keep theirs, so that they close."""
     access_log: Annotated[bool, Option()] = False
     """Log one line per request: method, path, status, bytes, milliseconds; never a token, a query or a body."""
+    allow_takeover: Annotated[bool, Option()] = False
+    """A person may send mouse and keyboard input to a live desktop, on /status or with the API. The episode is then
+    marked as touched. Any client with the token may do so; without a token, any program on this machine."""
     open_metrics: Annotated[bool, Option()] = False
     """/metrics answers without the token."""
     limits: TaskLimits = TaskLimits()

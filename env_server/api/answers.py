@@ -108,6 +108,14 @@ def json_answer(message: Message | Mapping[str, Any], *, status: int = 200) -> R
     return Response(body, status_code=status, media_type="application/json")
 
 
-def error_answer(sentence: str, fault: Fault, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    body = to_json(ErrorMessage(error=sentence, fault=fault).model_dump())
+def error_answer(
+    sentence: str,
+    fault: Fault,
+    status: int,
+    headers: Mapping[str, str] | None = None,
+    *,
+    num_person_inputs: int = 0,
+) -> Response:
+    given = {"num_person_inputs": num_person_inputs} if num_person_inputs else {}
+    body = to_json(ErrorMessage(error=sentence, fault=fault, **given).model_dump(exclude_unset=True))
     return Response(body, status_code=status, headers=headers, media_type="application/json")

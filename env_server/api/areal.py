@@ -19,7 +19,8 @@ from env_server.api.answers import screenshot_answer
 from env_server.api.faults import ERROR_ANSWERS
 from env_server.api.opening import CLIENT_CLOSED_REQUEST, client_of, open_unless_gone
 from env_server.api.quick_route import QuickRoute
-from env_server.episodes.episode import Episode, StepOrderError
+from env_server.episodes.episode import Episode
+from env_server.episodes.outcomes import StepOrderError
 from env_server.episodes.table import EpisodeTable, Opened, UnknownEpisodeError
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.errors import ActionParseError, NoCapacityError, TaskError
@@ -240,13 +241,15 @@ def areal_router(episodes: EpisodeTable, *, idle_ttl_s: float) -> APIRouter:
             raise ActionParseError("missing 'action' in the body; send pyautogui calls, or WAIT, DONE or FAIL")
         with sessions.episode(session_id) as episode:
             result = await episode.step(message.action, pause_s=message.pause, number=message.step)
-        return await _answer(result.observation, reward=0.0, done=result.is_done, info=INFO.get(result.action, {}))
+        touched = {"num_person_inputs": result.num_person_inputs} if result.num_person_inputs else {}
+        info = INFO.get(result.action, {}) | touched
+        return await _answer(result.observation, reward=0.0, done=result.is_done, info=info)
 
     @router.post("/{session_id}/evaluate", summary="Grade the episode")
     async def evaluate(session_id: str) -> ArealReward:
-        """Graded once for the same last step; a repeated request gets the same answer."""
+        """Graded once for the same last step; a repeated request gets the same answer. A touched episode is a 500."""
         with sessions.episode(session_id) as episode:
-            return ArealReward(reward=await episode.evaluate())
+            return ArealReward(reward=await episode.own_reward())
 
     @router.post("/{session_id}/close", summary="Close the session")
     async def close(session_id: str) -> ArealOk:

@@ -8,9 +8,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from env_server.api.answers import error_answer
-from env_server.episodes.episode import RecordingError, StepOrderError
+from env_server.episodes.outcomes import RecordingError, StepOrderError
+from env_server.episodes.person import PersonInputError
 from env_server.episodes.table import ScreenSizeError, UnknownEpisodeError
-from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.errors import PipelineError, TouchedError
 from osworld_pipeline.wire import ErrorMessage, Fault
 from osworld_pipeline.wire.faults import CLASSIFIED, Classified, classify
 
@@ -20,6 +21,7 @@ ANSWERS: Mapping[type[PipelineError], Classified] = {
     ScreenSizeError: Classified("client_error", 409),
     RecordingError: Classified("client_error", 409),
     StepOrderError: Classified("client_error", 409),
+    PersonInputError: Classified("client_error", 409),
 }
 
 
@@ -28,15 +30,18 @@ def add_fault_answers(
 ) -> None:
     """`on_fault` is called for every answer that names a fault."""
 
-    def answer_with(sentence: str, fault: Fault, status: int, headers: Mapping[str, str] | None = None) -> Response:
+    def answer_with(
+        sentence: str, fault: Fault, status: int, headers: Mapping[str, str] | None = None, num_inputs: int = 0
+    ) -> Response:
         on_fault(fault)
-        return error_answer(sentence, fault, status, headers)
+        return error_answer(sentence, fault, status, headers, num_person_inputs=num_inputs)
 
     async def answer_known(_: Request, error: Exception) -> Response:
         assert isinstance(error, PipelineError)
         found = classify(error, ANSWERS)
         headers = {"Retry-After": str(retry_after_s())} if found.status == 503 else None
-        return answer_with(str(error), found.fault, found.status, headers)
+        num_inputs = error.num_inputs if isinstance(error, TouchedError) else 0
+        return answer_with(str(error), found.fault, found.status, headers, num_inputs)
 
     async def answer_invalid(_: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -72,12 +77,14 @@ ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
         401: "The token is missing or wrong.",
         404: "There is no such live episode or replica; the message says why it is gone.",
         408: "The request did not arrive in time.",
-        409: "It contradicts the server's state: a step number out of order, another screen size.",
+        409: "It contradicts the server's state: a step number out of order, another screen size, a person's input "
+        "that is not allowed.",
         413: "The body is too large.",
         415: "The Content-Type of the body is not JSON.",
         422: "The body, or the task in it, is not valid.",
         500: "A fault of the desktop (env_fault) or of the grader (grader_fault), never a reward; or the policy made "
-        "its desktop unusable (tampering), which is a failure.",
+        "its desktop unusable (tampering), which is a failure; or a person sent input to it (touched), so there is no "
+        "reward of the policy.",
         503: "No desktop became free in time, or the server is draining; Retry-After says when to retry.",
     }.items()
 }

@@ -60,7 +60,14 @@ def slime_router(episodes: EpisodeTable) -> APIRouter:
         )
         info = INFO.get(result.action, {})
         return await writer.flat(
-            result.observation, {"reward": 0.0, "done": result.is_done, "step": result.num_steps, "info": info}
+            result.observation,
+            {
+                "reward": 0.0,
+                "done": result.is_done,
+                "step": result.num_steps,
+                "num_person_inputs": result.num_person_inputs,
+                "info": info,
+            },
         )
 
     @router.post("/render", summary="The last observation", response_model=ObservationMessage)
@@ -69,9 +76,9 @@ def slime_router(episodes: EpisodeTable) -> APIRouter:
 
     @router.post("/evaluate", summary="Grade the episode")
     async def evaluate(message: EpisodeRequest) -> EvaluateAnswer:
-        """Graded once for the same last step, so the request may be repeated."""
+        """Graded once for the same last step, so the request may be repeated. A touched episode is a 500."""
         start = time.monotonic()
-        reward = await episodes.find(message.episode_id).evaluate()
+        reward = await episodes.find(message.episode_id).own_reward()
         return EvaluateAnswer(reward=reward, evaluate_s=time.monotonic() - start)
 
     @router.post("/close", summary="Close the episode")

@@ -87,7 +87,8 @@ def status_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
 
 def make_page(folder: Path, *, needs_token: bool) -> tuple[bytes, dict[str, str]]:
     """The page of that folder as one document, and headers that allow no other script, style or source."""
-    style, script = (folder / "page.css").read_text(), (folder / "page.js").read_text()
+    style = (folder / "page.css").read_text()
+    script = "\n".join(path.read_text() for path in sorted(folder.glob("*.js")))
     html = (folder / "page.html").read_text()
     html = html.replace("{{style}}", style).replace("{{script}}", script)
     html = html.replace("{{needs_token}}", "true" if needs_token else "false")
@@ -118,12 +119,14 @@ def _about_server(episodes: EpisodeTable, settings: Settings, uptime_s: float) -
         "grader_version": episodes.drivers.grader_version,
         "screen": f"{settings.screen_width}x{settings.screen_height}",
         "is_draining": pool.is_draining,
+        "allows_takeover": settings.allow_takeover,
         "uptime_s": round(uptime_s),
     }
 
 
 def _about(replica: Replica, episode: Episode | None, last: EpisodeEnd | None) -> dict[str, Any]:
     now = time.monotonic()
+    shown_action = "" if episode is None else episode.last_input or episode.last_action or ""
     return {
         "id": replica.replica_id,
         "state": replica.state,
@@ -139,10 +142,12 @@ def _about(replica: Replica, episode: Episode | None, last: EpisodeEnd | None) -
             "task_id": episode.plan.task.task_id,
             "instruction": episode.plan.task.instruction[:MAX_TEXT],
             "num_steps": episode.num_steps,
-            "action": (episode.last_action or "")[:MAX_TEXT],
-            "points": action_points(episode.last_action or ""),
+            "action": shown_action[:MAX_TEXT],
+            "points": action_points(shown_action),
             "note": episode.note[:MAX_TEXT],
             "reward": episode.reward,
+            "num_person_inputs": episode.num_person_inputs,
+            "is_demonstration": episode.demonstration is not None,
             "client_id": episode.client_id,
             "is_busy": episode.is_busy,
             "age_s": round(now - episode.opened_at),

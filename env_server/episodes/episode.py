@@ -5,44 +5,29 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal
 
 from env_server.episodes.driver import EpisodeDriver, Plan, View
+from env_server.episodes.outcomes import EpisodeOutcome, RecordingError, StepOrderError, StepResult
+from env_server.episodes.person import MAX_WAITING, InputQueue, PersonInputError, check_input, touched_sentence
 from env_server.replicas.replica import Lease
 from osworld_pipeline.domain.observation import Observation, Settle
-from osworld_pipeline.errors import EnvServerError, EvaluatorError, ReplicaError, SetupError, TamperingError, TaskError
+from osworld_pipeline.errors import (
+    EvaluatorError,
+    ReplicaError,
+    SetupError,
+    TamperingError,
+    TaskError,
+    TouchedError,
+)
 from osworld_pipeline.wire import EnvConfig, ImageFormat
 
-EpisodeOutcome = Literal[
-    "evaluated", "closed", "idle", "client_gone", "shutdown", "env_fault", "grader_fault", "tampering"
-]
-"""How an episode ended for the server, exactly one per episode. `closed` is a client's close without an evaluation."""
+INPUT_PAUSE_S = 0.3
+"""How long the screen may settle after a person's input, before the picture for viewers is taken."""
 
 OnTiming = Callable[[str, float], None]
 """Called with a part of a call and its seconds: reset, act (including its pause), observe, evaluate, encode."""
-
-
-class RecordingError(EnvServerError):
-    """The desktop cannot record, records already, or has recorded nothing."""
-
-
-class StepOrderError(EnvServerError):
-    """A step number that is neither the last one, sent again, nor the next."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepResult:
-    observation: Observation
-    num_steps: int
-    """Including this one; refused actions do not count."""
-    action: str
-    is_repeated: bool = False
-    """The step had been executed before and its answer was lost: this is the same answer again."""
-
-    @property
-    def is_done(self) -> bool:
-        return self.action in ("DONE", "FAIL")
 
 
 class Episode:
@@ -63,6 +48,12 @@ class Episode:
         self.replica_id = lease.replica_id
         self.num_steps = 0
         self.last_action: str | None = None
+        self.num_person_inputs = 0
+        """Inputs that a person sent outside the client's steps: above 0 the episode is touched."""
+        self.last_input = ""
+        """The last of them since the last step."""
+        self.demonstration: InputQueue | None = None
+        """The person's inputs that the client executes as its steps; None if the episode is no demonstration."""
         self.note = ""
         """What the client said about the last step, for people who watch."""
         self.reward: float | None = None
@@ -78,6 +69,8 @@ class Episode:
         self._observation: Observation | None = None
         self._last_step: StepResult | None = None
         self._lock = asyncio.Lock()
+        self._num_waiting = 0
+        """Inputs of a person that wait for the lock or are being executed."""
 
     @property
     def is_busy(self) -> bool:
@@ -101,7 +94,9 @@ class Episode:
         self.last_used_at = time.monotonic()
 
     def outcome(self, otherwise: EpisodeOutcome) -> EpisodeOutcome:
-        """A fault or an evaluation takes precedence over the reason of the close."""
+        """A person's input takes precedence over a fault or an evaluation, and these over the reason of the close."""
+        if self.num_person_inputs:
+            return "touched"
         if self.reward is not None:
             return "evaluated"
         return self._fault or ("env_fault" if self._lease.failure is not None else otherwise)
@@ -148,11 +143,50 @@ class Episode:
                 self._has_acted, self.note = True, note
                 with self._timed("act"):
                     await self._driver.act(action, pause_s=pause_s, settle=settle)
-                self.last_action, self.reward = action, None
+                self.last_action, self.last_input, self.reward = action, "", None
                 self.num_steps += 1
                 observation = await self._look(view or self.view)
-                self._last_step = StepResult(observation=observation, num_steps=self.num_steps, action=action)
+                self._last_step = StepResult(
+                    observation=observation,
+                    num_steps=self.num_steps,
+                    action=action,
+                    num_person_inputs=self.num_person_inputs,
+                )
                 return self._last_step
+
+    async def person_input(self, action: str) -> None:
+        """Executes a person's input, which marks the episode as touched even if it fails then; in a demonstration the
+        client is given it instead.
+
+        Raises:
+            ActionParseError: the input was refused; nothing was executed or marked.
+            PersonInputError: the episode is graded, or too many inputs wait.
+            ReplicaError: the desktop died.
+        """
+        action = check_input(action, is_demonstration=self.demonstration is not None)
+        if self.demonstration is not None:
+            self.touch()
+            self.demonstration.add(action)
+            return
+        if self._num_waiting >= MAX_WAITING:
+            raise PersonInputError(f"{MAX_WAITING} inputs of a person wait for the desktop of this episode already")
+        self._num_waiting += 1
+        try:
+            async with self._using():
+                await self._execute_input(action)
+        finally:
+            self._num_waiting -= 1
+
+    async def next_person_input(self, after: int, *, wait_s: float) -> tuple[int, str] | None:
+        """The number of the person's input after this one, and its action; None if none comes in time. Makes the
+        episode a demonstration."""
+        if self.demonstration is None:
+            self.demonstration = InputQueue()
+        self.touch()
+        try:
+            return await self.demonstration.after(after, wait_s=wait_s)
+        finally:
+            self.touch()
 
     async def look(self, view: View | None = None) -> Observation:
         """Takes a new observation, which replaces the last one. ReplicaError: the desktop died."""
@@ -181,6 +215,17 @@ class Episode:
                     self.reward = await self._driver.evaluate(last_action=self.last_action)
             return self.reward
 
+    async def own_reward(self) -> float:
+        """As evaluate, for clients that train on every reward.
+
+        Raises:
+            TouchedError: a person sent input, so the reward is not the policy's own.
+        """
+        reward = await self.evaluate()
+        if self.num_person_inputs:
+            raise TouchedError(touched_sentence(self.num_person_inputs), self.num_person_inputs)
+        return reward
+
     async def start_recording(self) -> None:
         """RecordingError: the desktop cannot record, or already records. ReplicaError: the desktop died."""
         async with self._using():
@@ -198,7 +243,16 @@ class Episode:
                 raise RecordingError(str(error)) from error
 
     async def close(self) -> None:
+        if self.demonstration is not None:
+            self.demonstration.end()
         await self._driver.close()
+
+    async def _execute_input(self, action: str) -> None:
+        if self.reward is not None:
+            raise PersonInputError(f"episode {self.episode_id} is graded: its reward must stay the policy's own")
+        self.num_person_inputs, self.last_input, self._has_acted = self.num_person_inputs + 1, action, True
+        await self._driver.act(action, pause_s=INPUT_PAUSE_S, settle="adaptive")
+        await self._look(self.view)
 
     def _find_repeated(self, action: str, number: int | None) -> StepResult | None:
         if number is None or number == self.num_steps + 1:
@@ -216,7 +270,7 @@ class Episode:
             raise StepOrderError(
                 f"step {number} of episode {self.episode_id} was another action; the next is {self.num_steps + 1}"
             )
-        return StepResult(observation=last.observation, num_steps=last.num_steps, action=last.action, is_repeated=True)
+        return replace(last, is_repeated=True)
 
     async def _look(self, view: View) -> Observation:
         with self._timed("observe"):
@@ -244,8 +298,10 @@ class Episode:
             yield
         except ReplicaError as error:
             cause = await self._cause_inside(error) if self._has_acted else None
-            self._fault = "env_fault" if cause is None else "tampering"
             self._lease.fail(cause or str(error))
+            if self.num_person_inputs:
+                raise TouchedError(f"after a person's input: {cause or error}", self.num_person_inputs) from error
+            self._fault = "env_fault" if cause is None else "tampering"
             raise (ReplicaError(str(error)) if cause is None else TamperingError(cause)) from error
         except SetupError:
             self._fault = "env_fault"

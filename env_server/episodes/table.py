@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from env_server.episodes.driver import Drivers, Plan, View
-from env_server.episodes.episode import Episode, EpisodeOutcome, OnTiming, check_env_config
+from env_server.episodes.episode import Episode, OnTiming, check_env_config
+from env_server.episodes.outcomes import EpisodeOutcome
 from env_server.replicas.pool import Pool
 from env_server.settings import Settings
 from osworld_pipeline.domain.observation import Observation
@@ -48,6 +49,8 @@ class EpisodeEnd:
     duration_s: float
     reward: float | None
     """None if it was not evaluated."""
+    num_person_inputs: int = 0
+    """Above 0 it is touched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +309,7 @@ class EpisodeTable:
             num_steps=episode.num_steps,
             duration_s=time.monotonic() - episode.opened_at,
             reward=episode.reward,
+            num_person_inputs=episode.num_person_inputs,
         )
         self.last_ends[episode.replica_id] = end
         self._on_end(end)

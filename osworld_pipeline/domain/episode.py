@@ -236,7 +236,9 @@ class Episode:
         Outcome,
         Stored("success, failure, truncated, tampering, touched, timeout, or a fault: env, policy or grader_fault."),
     ]
-    error: Annotated[str | None, Stored("One sentence if the outcome is a fault, a timeout, tampering or touched.")] = None
+    error: Annotated[str | None, Stored("One sentence if the outcome is a fault, a timeout, tampering or touched.")] = (
+        None
+    )
     reward: Reward | None = None
     """None if and only if there is no grader's score that counts: timeouts, faults and touched episodes."""
     advantage: Annotated[

@@ -18,6 +18,7 @@ from osworld_pipeline.errors import (
     PipelineError,
     ReplicaError,
     TaskError,
+    TouchedError,
 )
 from osworld_pipeline.wire import Message, ObservationMessage
 from osworld_pipeline.wire.faults import error_class_of
@@ -96,7 +97,8 @@ def error_of(path: str, base_url: str, response: httpx.Response) -> PipelineErro
     fault = body.get("fault")
     if status >= httpx.codes.INTERNAL_SERVER_ERROR:
         default = EvaluatorError if path == "/evaluate" and fault is None else ReplicaError
-        return error_class_of(fault, default)(sentence)
+        kind = error_class_of(fault, default)
+        return TouchedError(sentence, _num_inputs(body)) if kind is TouchedError else kind(sentence)
     if path == "/step" and status == httpx.codes.BAD_REQUEST:
         return ActionParseError(sentence)
     if path == "/reset" and status in (httpx.codes.BAD_REQUEST, httpx.codes.UNPROCESSABLE_ENTITY):
@@ -104,9 +106,9 @@ def error_of(path: str, base_url: str, response: httpx.Response) -> PipelineErro
     return EnvServerError(f"{where} answered {status}: {sentence}")
 
 
-def touched_sentence(num_inputs: int) -> str:
-    count = "an input" if num_inputs == 1 else f"{num_inputs} inputs"
-    return f"a person sent {count} to its desktop, so its end is not the policy's own"
+def _num_inputs(body: dict[str, Any]) -> int:
+    found = body.get("num_person_inputs")
+    return found if isinstance(found, int) and found > 0 else 1
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 from osworld_pipeline.domain.task import Task
-from osworld_pipeline.errors import EnvServerError, EvaluatorError, PipelineError, ReplicaError, TouchedError
+from osworld_pipeline.errors import EnvServerError, EvaluatorError, PipelineError, ReplicaError
 from osworld_pipeline.protocols import DesktopInfo
 from osworld_pipeline.rollout.env_answers import (
     BIG_ANSWER_BYTES,
@@ -33,7 +33,6 @@ from osworld_pipeline.rollout.env_answers import (
     json_object,
     read_answer,
     read_observation,
-    touched_sentence,
     unreachable,
 )
 from osworld_pipeline.wire import (
@@ -327,13 +326,10 @@ class HttpDesktop:
         return replace(observation, num_person_inputs=answer.num_person_inputs)
 
     async def score(self) -> float:
-        """As in protocols.Desktop; TouchedError if a person sent input to the desktop."""
         body = {"episode_id": self._live_id()}
         answer = await self._client.send(self._base_url, "/evaluate", body, EvaluateAnswer, can_resend=self._can_resend)
         if not 0.0 <= answer.reward <= 1.0:
             raise EvaluatorError(f"the grader at {self._base_url} answered {answer.reward}, outside 0..1")
-        if answer.num_person_inputs:
-            raise TouchedError(touched_sentence(answer.num_person_inputs), answer.num_person_inputs)
         return answer.reward
 
     async def close(self) -> None:

@@ -103,8 +103,20 @@ class StepAnswer(ObservationMessage):
 class EvaluateAnswer(Message):
     reward: float
     evaluate_s: float = 0.0
-    num_person_inputs: int = Field(default=0, ge=0)
-    """As in StepAnswer: above 0 the reward is not the policy's own."""
+
+
+class NextInputRequest(Message):
+    after: int = Field(default=0, ge=0)
+    """The number of the last input that the client has executed; 0 before the first."""
+    wait: float = Field(default=20.0, ge=0.0, le=30.0, allow_inf_nan=False)
+    """Seconds to wait for an input."""
+
+
+class NextInputAnswer(Message):
+    number: int = 0
+    """From 1; 0 if no input came in time."""
+    action: str = ""
+    """`pyautogui.f(...)` calls; DONE or FAIL if the person ended the demonstration."""
 
 
 class CloseAnswer(Message):
@@ -128,3 +140,5 @@ class ErrorMessage(Message):
     error: str
     """One sentence: what, where, what to do."""
     fault: Fault = "env_fault"
+    num_person_inputs: int = 0
+    """Of a touched episode: the inputs that a person sent; absent otherwise."""

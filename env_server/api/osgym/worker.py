@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from env_server.api.osgym.calls import OsgymAction, read_osgym_action
-from env_server.episodes.episode import Episode, StepResult
+from env_server.episodes.episode import Episode
+from env_server.episodes.outcomes import StepResult
 from env_server.episodes.table import EpisodeTable, UnknownEpisodeError
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.errors import (
@@ -161,7 +162,7 @@ class OsgymWorker:
             waited = await episode.step("WAIT", pause_s=self._pause_s)
             return OsgymReply(observation=waited.observation, is_finish=False, reward=0.0, message=str(error))
         vm.refused = None
-        reward = await episode.evaluate() if parsed.is_final else 0.0
+        reward = await episode.own_reward() if parsed.is_final else 0.0
         return OsgymReply(observation=result.observation, is_finish=parsed.is_final, reward=reward)
 
     async def _carry_out(self, episode: Episode, action: OsgymAction, number: int | None) -> StepResult:

@@ -4,7 +4,7 @@
 const REFRESH_MS = 1000, LIMIT_MS = 10000, RETRY_MS = 2000, MAX_FETCHES = 4, SMALL = 480, LARGE = 1280;
 const RESTART_MS = 300;
 const STATES = ["starting", "warm", "leased", "resetting", "failed"];
-const OUTCOMES = ["evaluated", "closed", "idle", "client_gone", "shutdown", "env_fault", "grader_fault"];
+const OUTCOMES = ["evaluated", "closed", "idle", "client_gone", "shutdown", "env_fault", "grader_fault", "tampering", "touched"];
 const KEY = "env-server-token";
 const byId = (id) => document.getElementById(id);
 const cards = new Map();
@@ -130,7 +130,7 @@ function showReplica(replica) {
   setText(card.task, episode ? `${episode.task_id}: ${episode.instruction}` : "");
   card.task.title = episode ? episode.instruction : "";
   setText(card.who, episode
-    ? `step ${episode.num_steps}${episode.is_busy ? ", working" : ""} · ${episode.client_id || "unnamed client"}` : "");
+    ? `step ${episode.num_steps}${episode.is_busy ? ", working" : ""} · ${episode.client_id || "unnamed client"}${personWords(episode)}` : "");
   setText(card.action, episode ? episode.action : "");
   setText(card.note, episode ? episode.note : "");
   card.note.title = episode ? episode.note : "";
@@ -145,6 +145,11 @@ function showReplica(replica) {
   card.button.disabled = replica.picture === null;
   if (replica.picture === null) dropPicture(card);
   setText(card.noPicture, replica.picture === null ? "no picture" : "loading");
+}
+
+function personWords(episode) {
+  if (episode.is_demonstration) return " · demonstration";
+  return episode.num_person_inputs ? ` · touched by a person (${counted(episode.num_person_inputs, "input")})` : "";
 }
 
 function lastWords(last) {
@@ -355,6 +360,7 @@ function show(data) {
     if (!ids.has(id)) { card.element.remove(); inView.delete(card.element); cards.delete(id); }
   }
   data.replicas.forEach(showReplica);
+  showPerson(data.server);
   filterCards();
   fetchPictures();
   refreshZoom();

@@ -81,6 +81,8 @@ class StepReply(Message):
     """The action was DONE or FAIL. The episode stays open for its evaluation."""
     is_repeated: bool
     """The step had been executed before; this is the same answer again."""
+    num_person_inputs: int
+    """Inputs that a person has sent to the desktop; above 0 the episode is touched."""
     observation: ObservationBody
 
 
@@ -92,6 +94,8 @@ class EvaluationReply(Message):
     reward: float = Field(ge=0.0, le=1.0)
     evaluate_s: float
     grader_version: str
+    num_person_inputs: int
+    """Inputs that a person has sent to the desktop; above 0 the reward is not the policy's own."""
 
 
 class EpisodeInfo(Message):
@@ -103,6 +107,9 @@ class EpisodeInfo(Message):
     last_action: str | None
     reward: float | None
     """The reward of the last evaluation; null before one, and after a further step."""
+    num_person_inputs: int
+    is_demonstration: bool
+    """Its client executes a person's inputs."""
     is_busy: bool
     age_s: float
     idle_s: float
@@ -118,6 +125,8 @@ class EpisodeInfo(Message):
             num_steps=episode.num_steps,
             last_action=episode.last_action,
             reward=episode.reward,
+            num_person_inputs=episode.num_person_inputs,
+            is_demonstration=episode.demonstration is not None,
             is_busy=episode.is_busy,
             age_s=now - episode.opened_at,
             idle_s=now - episode.last_used_at,

@@ -22,6 +22,7 @@ from env_server.api.v1.messages import (
     StepMessage,
     StepReply,
 )
+from env_server.api.v1.person import person_router
 from env_server.api.v1.screens import screens_router
 from env_server.episodes.table import EpisodeTable
 from env_server.settings import Settings
@@ -46,6 +47,7 @@ def own_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
     router = APIRouter(prefix="/v1")
     router.include_router(_episodes_router(episodes))
     router.include_router(screens_router(episodes))
+    router.include_router(person_router(episodes, settings))
     router.include_router(_server_router(episodes, settings))
     return router
 
@@ -101,6 +103,7 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
             "action": result.action,
             "is_done": result.is_done,
             "is_repeated": result.is_repeated,
+            "num_person_inputs": result.num_person_inputs,
         }
         return await writer.nested(result.observation, fields, accept=_accept(request))
 
@@ -123,9 +126,13 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
         """The grader's reward in 0..1; graded once for the same last step, so the request may be repeated. A grader
         that crashed is a 500 with `grader_fault`, never a reward."""
         start = time.monotonic()
-        reward = await episodes.find(episode_id).evaluate()
+        episode = episodes.find(episode_id)
+        reward = await episode.evaluate()
         return EvaluationReply(
-            reward=reward, evaluate_s=time.monotonic() - start, grader_version=episodes.drivers.grader_version
+            reward=reward,
+            evaluate_s=time.monotonic() - start,
+            grader_version=episodes.drivers.grader_version,
+            num_person_inputs=episode.num_person_inputs,
         )
 
     @router.post("/{episode_id}/recording/start", summary="Begin a video", status_code=204, response_class=Response)

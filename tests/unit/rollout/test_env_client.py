@@ -99,8 +99,10 @@ async def test_an_episode_goes_through_all_endpoints(connect: Any, task: Task) -
 
 
 async def test_a_reward_that_a_person_helped_to_earn_is_refused(connect: Any, task: Task) -> None:
+    answer = {"error": "a person sent 3 inputs to its desktop", "fault": "touched", "num_person_inputs": 3}
+    touched = httpx.Response(500, json=answer)
     client, _ = connect(
-        {"/step": [{**SCREEN, "num_person_inputs": 2}], "/evaluate": [{"reward": 1.0, "num_person_inputs": 3}]}
+        {"/step": [{**SCREEN, "num_person_inputs": 2}], "/evaluate": [touched]},
     )
     async with client:
         desktop = client.desktop()
