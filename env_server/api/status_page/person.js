@@ -34,7 +34,7 @@ function markOf(episode) {
     return `A demonstration: each of your inputs becomes a step (${episode.num_steps} so far).`;
   }
   if (!episode.num_person_inputs) return "Your first input marks this episode as touched: it counts neither in training nor in a score.";
-  return `Touched: ${counted(episode.num_person_inputs, "input")} of a person. The episode counts neither in training nor in a score.`;
+  return `Touched: a person sent ${counted(episode.num_person_inputs, "input")}. The episode counts neither in training nor in a score.`;
 }
 
 // The address may name an episode: its desktop is enlarged once it is shown.
@@ -202,6 +202,7 @@ function onKey(event) {
 }
 
 function endDemonstration(action) {
+  if (!person.episode) takeMouse(true);
   sendGathered();
   send(action);
 }
