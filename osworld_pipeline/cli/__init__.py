@@ -13,6 +13,7 @@ from osworld_pipeline.cli import (
     backfill,
     checkpoints,
     collect,
+    demonstrate,
     doctor,
     evaluate,
     project,
@@ -36,7 +37,7 @@ COMMANDS: Mapping[str, tuple[ModuleType, ...]] = {
     "Set up": (project, setup, doctor),
     "Train and evaluate": (train, evaluate, backfill, collect, checkpoints),
     "Look at results": (report, view, query, lineage),
-    "Data": (tasks, union, imports, exports, publish),
+    "Data": (tasks, union, imports, demonstrate, exports, publish),
     "Store": (store, remote),
 }
 """Modules with commands, by their heading in the help text."""

@@ -40,6 +40,8 @@ from osworld_pipeline.wire import (
     EnvConfig,
     EvaluateAnswer,
     HealthAnswer,
+    NextInputAnswer,
+    ObservationMessage,
     ResetAnswer,
     ResetRequest,
     StepAnswer,
@@ -229,6 +231,12 @@ class EnvClient:
         except (httpx.HTTPError, ValidationError) as error:
             raise EnvServerError(f"{base_url}/health did not answer like an env server: {error}") from error
 
+    async def fresh_observation(self, base_url: str, episode_id: str) -> Observation:
+        found = await self._fetch(base_url, f"/v1/episodes/{episode_id}/observation?fresh=true")
+        if found is None:
+            raise ReplicaError(f"{base_url} has no screen of episode {episode_id}: it was closed, or its desktop died")
+        return await read_observation(ObservationMessage.model_validate(found["observation"]))
+
     async def _describe(self, base_url: str) -> dict[str, Any] | None:
         return await self._fetch(base_url, "/v1/server")
 
@@ -331,6 +339,29 @@ class HttpDesktop:
         if not 0.0 <= answer.reward <= 1.0:
             raise EvaluatorError(f"the grader at {self._base_url} answered {answer.reward}, outside 0..1")
         return answer.reward
+
+    @property
+    def episode_id(self) -> str:
+        return self._live_id()
+
+    @property
+    def base_url(self) -> str:
+        return self._base_url
+
+    @property
+    def page_url(self) -> str:
+        """The server's page of this episode, for a person."""
+        return f"{self._base_url}/status#episode={self._live_id()}"
+
+    async def look(self) -> Observation:
+        """The screen as it is now. Only our server has it."""
+        return await self._client.fresh_observation(self._base_url, self._live_id())
+
+    async def next_input(self, after: int, *, wait_s: float) -> NextInputAnswer:
+        """The person's input after this one, which makes the episode a demonstration. Raises EnvServerError if the
+        server does not allow it."""
+        path, body = f"/v1/episodes/{self._live_id()}/person/next", {"after": after, "wait": wait_s}
+        return await self._client.send(self._base_url, path, body, NextInputAnswer, can_resend=True)
 
     async def close(self) -> None:
         episode_id, self._episode_id = self._episode_id, None

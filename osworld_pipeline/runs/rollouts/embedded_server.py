@@ -48,6 +48,8 @@ class ServerSpec:
     screen_height: int
     has_wine: bool = False
     """Its desktops run Windows programs."""
+    allow_takeover: bool = False
+    """A person may send input to its desktops."""
 
 
 @contextmanager
@@ -115,6 +117,7 @@ def _running(spec: ServerSpec) -> Iterator[tuple[EnvServers, subprocess.Popen[by
             "--ready-file", str(ready),
             "--die-with-parent", str(os.getpid()),
             *(["--wine"] if spec.has_wine else []),
+            *(["--allow-takeover"] if spec.allow_takeover else []),
         ]  # fmt: skip
         start = log.tell()
         process = subprocess.Popen(

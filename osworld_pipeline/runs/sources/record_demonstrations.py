@@ -1,22 +1,11 @@
 """Runs the suite's oracles on real desktops and keeps the episodes that the grader scores as solved as demonstrations.
-They have the form of rollouts: the same screenshots and observation text, in the dialect in which demonstrations are
-stored."""
+DemonstrationRecorder gives them their form."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from osworld_pipeline.agent.images import ModelImage, prepare_screenshot
-from osworld_pipeline.agent.observation_text import (
-    LastAction,
-    assistant_message,
-    observation_text,
-    system_message,
-    user_message,
-)
 from osworld_pipeline.datasets.demonstrations import Demonstration
-from osworld_pipeline.dialects import STORED_DIALECT, load_dialect
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import (
     DatasetError,
@@ -28,6 +17,7 @@ from osworld_pipeline.errors import (
 from osworld_pipeline.evaluation.suites import OracleStep, SuiteTask
 from osworld_pipeline.protocols import Desktop
 from osworld_pipeline.recipes.schema import AgentSection
+from osworld_pipeline.runs.sources.demonstration_recorder import DemonstrationRecorder
 
 SOLVED = 1.0
 MAX_ATTEMPTS = 3
@@ -68,41 +58,15 @@ async def play_episode(
 ) -> Demonstration:
     """Runs one episode of scripted steps on a desktop that is not reset yet, and returns it with its reward. Closes the
     desktop."""
-    dialect = load_dialect(STORED_DIALECT)
-    messages: list[dict[str, Any]] = []
-    images: list[bytes] = []
+    recorder = DemonstrationRecorder(task, agent)
     try:
         observation, _ = await desktop.reset(task)
-        for index, step in enumerate(steps):
-            image = await asyncio.to_thread(
-                prepare_screenshot, observation.screenshot, agent.max_pixels, screen_size=observation.screen_size
-            )
-            if not messages:
-                messages.append(system_message(dialect.system_prompt(agent.system_prompt)))
-            text = observation_text(
-                observation,
-                task,
-                step_index=index,
-                last_action=LastAction() if index else None,
-                a11y_max_length=agent.a11y_max_length,
-            )
-            arguments = arguments_on_image(step, image)
-            messages += [user_message(text), assistant_message(dialect.format(step.description, arguments))]
-            images.append(image.data)
-            observation = await desktop.act(dialect.to_command(arguments, image.to_screen), pause_s=pause_s)
-        reward = await desktop.score()
+        for step in steps:
+            command = await recorder.add(observation, step.arguments, description=step.description)
+            observation = await desktop.act(command, pause_s=pause_s)
+        return recorder.finish(await desktop.score())
     finally:
         await desktop.close()
-    return Demonstration(task_id=task.task_id, messages=tuple(messages), images=tuple(images), reward=reward)
-
-
-def arguments_on_image(step: OracleStep, image: ModelImage) -> dict[str, Any]:
-    """The step's tool-call arguments, with points mapped from the screen to the image that the model sees."""
-    arguments = dict(step.arguments)
-    for key in ("coordinate", "end_coordinate"):
-        if key in arguments:
-            arguments[key] = list(image.from_screen(*arguments[key]))
-    return arguments
 
 
 async def record(
