@@ -180,7 +180,7 @@ class TimedDesktop:
         self._screen_size = screen_size
         self._num_shown = 0
 
-    async def reset(self, task: Task) -> tuple[Observation, DesktopInfo]:
+    async def reset(self, task: Task, *, record_id: str = "") -> tuple[Observation, DesktopInfo]:
         info = DesktopInfo(replica_id="stub", provider="stub", image_digest="stub", grader_version="stub")
         return self._observe(), info
 

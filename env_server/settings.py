@@ -118,6 +118,8 @@ class _ServerSettings(Table):
     allow_takeover: Annotated[bool, Option()] = False
     """A person may send mouse and keyboard input to a live desktop, on /status or with the API. The episode is then
     marked as touched. Any client with the token may do so; without a token, any program on this machine."""
+    viewer_url: Annotated[str, Option(), Field(examples=["http://127.0.0.1:8765"])] = ""
+    """Address of the trajectory viewer, for links from /status to the stored episodes."""
     open_metrics: Annotated[bool, Option()] = False
     """/metrics answers without the token."""
     limits: TaskLimits = TaskLimits()
@@ -125,6 +127,13 @@ class _ServerSettings(Table):
     osgym_allowed_ips: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
     """The addresses whose requests OSGym's API answers; required for its worker ports. The environment overrides a
     file."""
+
+    @field_validator("viewer_url")
+    @classmethod
+    def _is_a_web_address(cls, url: str) -> str:
+        if url and not url.startswith(("http://", "https://")):
+            raise ValueError(f"'{url}' is no address of a viewer: it starts with http:// or https://")
+        return url.rstrip("/")
 
     @field_validator("provider")
     @classmethod

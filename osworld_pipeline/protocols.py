@@ -27,7 +27,9 @@ class Desktop(Protocol):
     """One episode's desktop, behind HTTP in practice. Each method raises EnvServerError, ReplicaError or SetupError
     when the environment is at fault."""
 
-    async def reset(self, task: Task) -> tuple[Observation, DesktopInfo]: ...
+    async def reset(self, task: Task, *, record_id: str = "") -> tuple[Observation, DesktopInfo]:
+        """`record_id`: the id under which the episode will be stored, for people who watch."""
+        ...
 
     async def act(self, command: str, *, pause_s: float, note: str = "") -> Observation:
         """`command`: a pyautogui call, or WAIT, DONE, FAIL; `note`: what the policy said, for people who watch. Raises

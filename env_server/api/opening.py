@@ -29,6 +29,9 @@ class Asked(Protocol):
     @property
     def request_id(self) -> str: ...
 
+    @property
+    def record_id(self) -> str: ...
+
 
 def client_of(request: Request) -> str:
     """The client id for the queue of a request that names none: its address."""
@@ -76,6 +79,7 @@ async def open_and_tell(
     if opened is None:
         return None
     episode, observation = opened
+    episode.record_id = message.record_id
     provider = episodes.pool.provider
     return observation, {
         "episode_id": episode.episode_id,

@@ -120,6 +120,7 @@ def _about_server(episodes: EpisodeTable, settings: Settings, uptime_s: float) -
         "screen": f"{settings.screen_width}x{settings.screen_height}",
         "is_draining": pool.is_draining,
         "allows_takeover": settings.allow_takeover,
+        "viewer_url": settings.viewer_url,
         "uptime_s": round(uptime_s),
     }
 
@@ -139,6 +140,7 @@ def _about(replica: Replica, episode: Episode | None, last: EpisodeEnd | None) -
         if episode is None
         else {
             "id": episode.episode_id,
+            "record_id": episode.record_id,
             "task_id": episode.plan.task.task_id,
             "instruction": episode.plan.task.instruction[:MAX_TEXT],
             "num_steps": episode.num_steps,
@@ -156,6 +158,7 @@ def _about(replica: Replica, episode: Episode | None, last: EpisodeEnd | None) -
         if last is None
         else {
             "task_id": last.task_id,
+            "record_id": last.record_id,
             "outcome": last.outcome,
             "num_steps": last.num_steps,
             "reward": last.reward,

@@ -48,6 +48,8 @@ class Episode:
         self.replica_id = lease.replica_id
         self.num_steps = 0
         self.last_action: str | None = None
+        self.record_id = ""
+        """The id under which the client stores the episode; empty if it sent none."""
         self.num_person_inputs = 0
         """Inputs that a person sent outside the client's steps: above 0 the episode is touched."""
         self.last_input = ""

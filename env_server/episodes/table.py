@@ -51,6 +51,8 @@ class EpisodeEnd:
     """None if it was not evaluated."""
     num_person_inputs: int = 0
     """Above 0 it is touched."""
+    record_id: str = ""
+    """As in Episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,6 +312,7 @@ class EpisodeTable:
             duration_s=time.monotonic() - episode.opened_at,
             reward=episode.reward,
             num_person_inputs=episode.num_person_inputs,
+            record_id=episode.record_id,
         )
         self.last_ends[episode.replica_id] = end
         self._on_end(end)

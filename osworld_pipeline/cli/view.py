@@ -24,6 +24,7 @@ def view(
     opens: Annotated[bool, typer.Option("--open", help="Also open a browser.")] = False,
     mlflow_url: Annotated[str, typer.Option(help="URL of MLflow's UI.")] = MLFLOW_URL,
     dagster_url: Annotated[str, typer.Option(help="URL of Dagster's UI.")] = DAGSTER_URL,
+    env_server_url: Annotated[str, typer.Option(help="URL of an env server, for a link to its live desktops.")] = "",
 ) -> None:
     """Show episodes step by step in a browser, read-only, also during training. Ctrl-C stops it."""
     from osworld_pipeline.datasets.union.without_pandas import forbid_pandas
@@ -40,5 +41,6 @@ def view(
         token=token_from(),
         mlflow_url=mlflow_url,
         dagster_url=dagster_url,
+        env_server_url=env_server_url,
     )
     serve(settings, path=episode_url(episode) if episode else "/", opens_browser=opens)

@@ -65,6 +65,7 @@ class Attempt:
         agent: AgentSection,
         sampling: SamplingParams,
         episode_id: str,
+        record_id: str = "",
         pause_s: float,
         diff_threshold: float,
     ) -> None:
@@ -86,7 +87,7 @@ class Attempt:
         self.dialect = dialect
         self._agent = agent
         self._sampling = sampling
-        self._episode_id = episode_id
+        self._episode_id, self._record_id = episode_id, record_id
         self._pause_s = pause_s
         self._diff_threshold = diff_threshold
         self._observation: Observation | None = None
@@ -97,7 +98,7 @@ class Attempt:
     async def reset(self) -> None:
         started = time.monotonic()
         try:
-            self._observation, self.desktop_info = await self._desktop.reset(self._task)
+            self._observation, self.desktop_info = await self._desktop.reset(self._task, record_id=self._record_id)
         finally:
             self.times_s["reset"] = time.monotonic() - started
 

@@ -37,6 +37,7 @@ from osworld_pipeline.rollout.env_answers import (
 )
 from osworld_pipeline.wire import (
     MAX_NOTE,
+    MAX_RECORD_ID,
     EnvConfig,
     EvaluateAnswer,
     HealthAnswer,
@@ -265,7 +266,7 @@ class HttpDesktop:
         self._num_steps = 0
         self._can_resend = False
 
-    async def reset(self, task: Task) -> tuple[Observation, DesktopInfo]:
+    async def reset(self, task: Task, *, record_id: str = "") -> tuple[Observation, DesktopInfo]:
         """Waits for a free replica within `capacity_s`, trying the servers in rotation.
 
         Raises:
@@ -278,6 +279,7 @@ class HttpDesktop:
             env_config=self._client.env_config,
             client_id=self._client.client_id,
             request_id=uuid.uuid4().hex,
+            record_id=record_id[:MAX_RECORD_ID],
         ).model_dump(mode="json", exclude_none=True)
         answer = await self._reset_within_limit(request)
         self._episode_id, self._can_resend = answer.episode_id, answer.can_resend

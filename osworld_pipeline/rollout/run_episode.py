@@ -127,6 +127,7 @@ async def run_episode(task: Task, plan: EpisodePlan, *, tools: EpisodeTools, set
             agent=settings.agent,
             sampling=plan.sampling,
             episode_id=f"{plan.episode_id}-a{len(earlier_faults)}",
+            record_id=plan.episode_id,
             pause_s=settings.desktop.pause_s,
             diff_threshold=settings.reward.screen_diff_threshold,
         )

@@ -14,6 +14,7 @@ ImageFormat = Literal["png", "jpeg", "webp"]
 ImageSide = Annotated[int, Field(ge=1, le=16_384)]
 MAX_NOTE = 4_000
 """Characters of the note of a step."""
+MAX_RECORD_ID = 256
 Fault = Literal["env_fault", "grader_fault", "policy_fault", "tampering", "touched", "client_error", "no_capacity"]
 
 
@@ -47,6 +48,8 @@ class ResetRequest(Message):
     """The client, for a fair share of the queue; empty uses the peer address."""
     request_id: str = Field(default="", max_length=128)
     """The client's own name for this reset: if it is sent again after a lost answer, it returns the same episode."""
+    record_id: str = Field(default="", max_length=MAX_RECORD_ID)
+    """The id under which the client will store the episode, for people who watch the desktop on /status."""
 
 
 class StepRequest(Message):

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from env_server_process import processes_below
+from env_server_process import processes_below, running_env_server
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from osworld_pipeline.domain.state import StateDir
@@ -189,3 +190,26 @@ def test_nothing_is_left_of_a_demonstration_whose_program_is_killed(page: Page, 
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert not (state.imports / "person").exists()
+
+
+def test_a_demonstration_that_is_not_ended_in_time_is_not_kept(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "state")
+    with demonstrating(state, RENAME.task.task_id, "--limit-minutes", "0.1") as running:
+        running.process.communicate(timeout=READY_S)
+    assert running.process.returncode == 1
+    error = json.loads(running.errors.read_text().splitlines()[-1])["error"]
+    assert error["type"] == "NotEndedError"
+    assert "was not ended within 6 s; nothing is kept" in error["message"]
+    assert not (state.imports / "person").exists()
+
+
+def test_a_server_that_takes_no_input_of_a_person_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "state")
+    with (
+        running_env_server(tmp_path, "--screen-size", "512x320") as server,
+        demonstrating(state, RENAME.task.task_id, "--server", server.url) as running,
+    ):
+        running.process.communicate(timeout=READY_S)
+        assert httpx.get(f"{server.url}/health").json()["episodes"] == 0, "its desktop was released"
+    assert running.process.returncode == 1
+    assert "start it with --allow-takeover" in running.errors.read_text()

@@ -12,6 +12,8 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.browser]
 
 TOKEN = "a secret"
+VIEWER = "http://127.0.0.1:8765"
+RECORD = "eval-c-0/a b"
 QUIET = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -31,7 +33,9 @@ TASK = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("takeover")
-    with running_env_server(folder, "--screen-size", "640x480", "--allow-takeover", token=TOKEN) as running:
+    with running_env_server(
+        folder, "--screen-size", "640x480", "--allow-takeover", "--viewer-url", VIEWER, token=TOKEN
+    ) as running:
         yield running
 
 
@@ -68,7 +72,7 @@ def http(server: RunningServer) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def episode_id(http: httpx.Client) -> Iterator[str]:
-    answer = http.post("/reset", json={"task_config": TASK, "client_id": "a policy"})
+    answer = http.post("/reset", json={"task_config": TASK, "client_id": "a policy", "record_id": RECORD})
     assert answer.status_code == httpx.codes.OK, answer.text
     yield answer.json()["episode_id"]
     http.post("/close", json={"episode_id": answer.json()["episode_id"]})
@@ -144,6 +148,19 @@ def test_every_kind_of_input_reaches_the_desktop_as_one_action(
     page.wait_for_timeout(1000)
     assert num_inputs(http, episode_id) == 6, "without the mouse nothing is sent"
     assert complaints == []
+
+
+def test_a_desktop_links_to_its_episode_in_the_viewer_also_when_it_is_over(
+    page: Page, server: RunningServer, http: httpx.Client, episode_id: str
+) -> None:
+    enlarge(page, server, episode_id)
+    address = f"{VIEWER}/episode/eval-c-0%2Fa%20b"
+    expect(page.locator("#zoom-record a")).to_have_attribute("href", address)
+    page.get_by_role("button", name="Close").click()
+    http.post("/close", json={"episode_id": episode_id})
+    expect(page.locator(".card .past")).to_contain_text("last: closed")
+    expect(page.locator(".card .record a")).to_have_attribute("href", address)
+    expect(page.locator(".card .record a")).to_have_text(RECORD)
 
 
 def test_the_mouse_is_released_when_the_episode_ends(

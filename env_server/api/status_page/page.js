@@ -11,7 +11,7 @@ const cards = new Map();
 const inView = new Set();
 let token = sessionStorage.getItem(KEY) || "";
 const grid = { ids: "", stop: null, width: SMALL }, closeUp = { ids: "", stop: null, width: LARGE };
-let onlyState = null, numFetching = 0, timer = 0, isAsking = false, lastAnswerAt = null, zoomed = null, zoomVersion = null, isZoomLive = false, screenSize = [1, 1];
+let onlyState = null, numFetching = 0, timer = 0, isAsking = false, lastAnswerAt = null, zoomed = null, zoomVersion = null, isZoomLive = false, screenSize = [1, 1], viewerUrl = "";
 
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
@@ -53,6 +53,7 @@ function describe(list, rows) {
 
 function showServer(data) {
   const server = data.server;
+  viewerUrl = server.viewer_url;
   screenSize = server.screen.split("x").map(Number);
   byId("condition").className = `badge ${server.is_draining ? "draining" : "ok"}`;
   setText(byId("condition"), server.is_draining ? "draining" : "serving");
@@ -110,7 +111,7 @@ function makeCard(id) {
   const card = {
     id, element, replica: null, image: find("img"), noPicture: find(".no-picture"), button: find(".picture"),
     screen: find(".screen"), state: find(".state"), task: find(".task"), who: find(".who"), action: find(".action"),
-    note: find(".note"), past: find(".past"), error: find(".error"), marked: "", isLive: false, version: null, isFetching: false, isZooming: false, fetchedAt: 0, retryAt: 0,
+    note: find(".note"), past: find(".past"), record: find(".record"), error: find(".error"), marked: "", isLive: false, version: null, isFetching: false, isZooming: false, fetchedAt: 0, retryAt: 0,
   };
   setText(find("h3"), id);
   element.dataset.replica = id;
@@ -137,6 +138,7 @@ function showReplica(replica) {
   markPoints(card);
   const failures = replica.num_failures ? `, ${counted(replica.num_failures, "failure")}` : "";
   setText(card.past, `${counted(replica.num_served, "episode")} served${failures}${lastWords(replica.last)}`);
+  showRecord(card.record, episode || replica.last);
   setText(card.error, replica.last_error ? `last: ${replica.last_error}` : "");
   card.error.title = replica.last_error || "";
   const what = episode ? `task ${episode.task_id}, after step ${episode.num_steps}` : replica.state;
@@ -145,6 +147,19 @@ function showReplica(replica) {
   card.button.disabled = replica.picture === null;
   if (replica.picture === null) dropPicture(card);
   setText(card.noPicture, replica.picture === null ? "no picture" : "loading");
+}
+
+// The stored episode: a link where the viewer's address is known, else its id to copy.
+function showRecord(element, episode) {
+  const id = (episode && episode.record_id) || "";
+  if (element.dataset.record === `${viewerUrl} ${id}`) return;
+  element.dataset.record = `${viewerUrl} ${id}`;
+  element.replaceChildren();
+  if (!id) return;
+  const name = document.createElement(viewerUrl ? "a" : "code");
+  name.textContent = id;
+  if (viewerUrl) Object.assign(name, { href: `${viewerUrl}/episode/${encodeURIComponent(id)}`, target: "_blank", rel: "noopener", title: "In the viewer, once the episode is stored" });
+  element.append("episode ", name);
 }
 
 function personWords(episode) {
@@ -324,6 +339,7 @@ async function refreshZoom() {
   setText(byId("zoom-task"), episode ? `${episode.task_id}: ${episode.instruction}` : "");
   setText(byId("zoom-action"), episode ? episode.action : "");
   setText(byId("zoom-note"), episode ? episode.note : "");
+  showRecord(byId("zoom-record"), episode || zoomed.replica.last);
   byId("zoom-image").alt = zoomed.image.alt;
   const card = zoomed, version = card.replica.picture;
   if (version === null || version === zoomVersion || isZoomLive) return;

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 from env_server.episodes.episode import Episode
 from osworld_pipeline.domain.observation import Settle
-from osworld_pipeline.wire import MAX_NOTE, EnvConfig, ImageFormat, Message
+from osworld_pipeline.wire import MAX_NOTE, MAX_RECORD_ID, EnvConfig, ImageFormat, Message
 
 TASK_EXAMPLE = {
     "id": "make-file",
@@ -31,6 +31,8 @@ class OpenRequest(Message):
     env_config: EnvConfig = Field(default_factory=EnvConfig)
     client_id: str = Field(default="", max_length=128)
     """The client id by which the queue is fair; empty means the peer address."""
+    record_id: str = Field(default="", max_length=MAX_RECORD_ID)
+    """The id under which the client will store the episode, for people who watch the desktop on /status."""
 
 
 class StepMessage(Message):

@@ -296,6 +296,7 @@ class Viewer:
             "store_problem": self.index.problem,
             "mlflow_url": self.settings.mlflow_url.rstrip("/"),
             "dagster_url": self.settings.dagster_url.rstrip("/"),
+            "env_server_url": self.settings.env_server_url.rstrip("/"),
         }
 
 

@@ -43,6 +43,8 @@ class ViewerSettings:
     """Address of MLflow's UI."""
     dagster_url: str = DAGSTER_URL
     """Address of Dagster's UI."""
+    env_server_url: str = ""
+    """Address of an env server whose live desktops the pages link to; empty: no link."""
     max_connections: int = 512
     """Further ones are answered with 503 at once."""
     slow_client_s: float = 10.0

@@ -40,7 +40,7 @@ class FakeDesktop:
         self.is_closed = False
         self._reward, self._reset_error, self._score_error = reward, reset_error, score_error
 
-    async def reset(self, task: Task) -> tuple[Observation, DesktopInfo]:
+    async def reset(self, task: Task, *, record_id: str = "") -> tuple[Observation, DesktopInfo]:
         if self._reset_error:
             raise self._reset_error
         return SCREENSHOT, INFO

@@ -24,6 +24,12 @@ def test_anything_else_needs_one(host: str) -> None:
     assert token.get_secret_value() == "secret"
 
 
+def test_an_address_of_a_viewer_that_is_none_is_refused() -> None:
+    assert Settings.from_environment({}, viewer_url="https://viewer.test/").viewer_url == "https://viewer.test"
+    with pytest.raises(ValueError, match="is no address of a viewer"):
+        Settings.from_environment({}, viewer_url="javascript:alert(1)")
+
+
 def test_token_does_not_show_in_a_printed_setting() -> None:
     settings = Settings.from_environment({"ENV_SERVER_TOKEN": "very secret"})
     assert "very secret" not in repr(settings) + str(settings) + settings.model_dump_json()

@@ -71,6 +71,8 @@ def test_every_option_sets_its_field(name: str) -> None:
                 words = [flag, choices_of(field)[-1]]
             elif field.annotation is bool:
                 words = [flag]
+            elif field.examples:
+                words = [flag, str(field.examples[0])]
             else:
                 words = [flag, "8101" if option.parse else values[kinds.pop()]]
             made = settings(*words, osgym_allowed_ips=("127.0.0.1",))

@@ -3,12 +3,16 @@
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
 from fake_desktops import until
 from served_app import Server, fault, serving
 from surface_server import TASK, write_yes
 
 from env_server.episodes.person import MAX_WAITING, InputQueue, PersonInputError
+from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import TouchedError
+from osworld_pipeline.rollout.env_client import EnvClient
 
 CLICK = "pyautogui.click(20, 30)"
 
@@ -109,6 +113,23 @@ async def test_a_desktop_that_dies_after_a_persons_input_is_no_tampering_of_the_
         desktop.alive, desktop.cause = False, "its X server was ended"
         answer = await server.post("/step", episode_id=episode_id, action=CLICK, pause=0, step=1)
         assert fault(answer) == (500, "touched")
+
+
+async def test_our_own_client_gets_no_reward_of_a_touched_episode_and_knows_how_often_it_was_touched() -> None:
+    async with serving(allow_takeover=True) as server:
+        transport = httpx.ASGITransport(app=server.app)
+        async with EnvClient("http://localhost", transport=transport) as client:
+            desktop = client.desktop()
+            await desktop.reset(Task.from_config(TASK), record_id="eval-c-0")
+            await send(server, desktop.episode_id)
+            assert (await desktop.act("WAIT", pause_s=0)).num_person_inputs == 1
+            await send(server, desktop.episode_id)
+            with pytest.raises(TouchedError, match="a person sent 2 inputs to its desktop") as caught:
+                await desktop.score()
+            await desktop.close()
+        assert caught.value.num_inputs == 2
+        (replica,) = (await server.http.get("/status.json")).json()["replicas"]
+        assert (replica["last"]["outcome"], replica["last"]["record_id"]) == ("touched", "eval-c-0")
 
 
 async def test_in_a_demonstration_inputs_are_queued_for_the_client_and_touch_nothing() -> None:

@@ -33,7 +33,7 @@ class FakeDesktop:
         self._faults = faults or {}
         self._replica_id = replica_id
 
-    async def reset(self, task: Task) -> tuple[Observation, DesktopInfo]:
+    async def reset(self, task: Task, *, record_id: str = "") -> tuple[Observation, DesktopInfo]:
         self._fail("reset")
         info = DesktopInfo(replica_id=self._replica_id, provider="fake", image_digest="d", grader_version="g")
         return self._observe(), info

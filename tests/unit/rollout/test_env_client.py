@@ -113,6 +113,13 @@ async def test_a_reward_that_a_person_helped_to_earn_is_refused(connect: Any, ta
     assert caught.value.num_inputs == 3
 
 
+async def test_a_reset_names_the_id_under_which_the_episode_will_be_stored(connect: Any, task: Task) -> None:
+    client, server = connect({})
+    async with client:
+        await client.desktop().reset(task, record_id="stage-u0000-g00-s00")
+    assert server.requests[0][1]["record_id"] == "stage-u0000-g00-s00"
+
+
 async def test_an_adaptive_pause_is_asked_for_with_every_step(connect: Any, task: Task) -> None:
     client, server = connect({"/step": [SCREEN]}, settle="adaptive")
     async with client:

@@ -70,12 +70,12 @@ async def test_no_more_episodes_run_at_once_than_there_are_replicas(
     most_open = 0
 
     class CountedDesktop(fake_desktop):
-        async def reset(self, task: Task) -> Any:
+        async def reset(self, task: Task, *, record_id: str = "") -> Any:
             nonlocal most_open
             open_now.append(1)
             most_open = max(most_open, len(open_now))
             await asyncio.sleep(0.01)
-            return await super().reset(task)
+            return await super().reset(task, record_id=record_id)
 
         async def close(self) -> None:
             open_now.pop()

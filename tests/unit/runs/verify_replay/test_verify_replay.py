@@ -49,7 +49,7 @@ class FakeDesktop:
         self.num_closed = 0
         self._word, self._at, self._grounds = word, at, grounds
 
-    async def reset(self, task: Task) -> tuple[Observation, DesktopInfo]:
+    async def reset(self, task: Task, *, record_id: str = "") -> tuple[Observation, DesktopInfo]:
         self._fail("reset")
         info = DesktopInfo(replica_id="r0", provider="fake", **asdict(self._grounds))
         return Observation(screenshot=screenshot()), info
