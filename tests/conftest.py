@@ -19,8 +19,8 @@ SECONDS = {
     "test_real_shapes": 370, "test_qemu_desktop": 300, "test_evaluate_command": 180, "test_demo_kills": 140,
     "test_suite_oracles": 130, "test_ray_launcher": 120, "test_collect_command": 110, "test_gpu_smoke": 100,
     "test_local_desktop": 90, "test_two_states": 90, "test_exactness": 80, "test_real_osworld_tasks": 60,
-    "test_two_ranks": 60,
-    "test_gateway": 50, "test_verified_replay": 40, "test_person_demonstration": 120, "test_person_takeover": 40, "test_env_server_faults": 40, "test_reference_surfaces": 40,
+    "test_two_ranks": 60, "test_person_demonstration": 120, "test_person_takeover": 40,
+    "test_gateway": 50, "test_verified_replay": 40, "test_env_server_faults": 40, "test_reference_surfaces": 40,
     "test_push_and_pull": 40, "test_parity_probe": 40, "test_gspo_phase": 40, "test_training_gspo_learns": 30,
     "test_training_sft_resume": 30, "test_tiny_pretraining": 30,
 }  # fmt: skip
