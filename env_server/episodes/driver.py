@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from env_server.providers.base import ProvidedDesktop
 from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.task import Task
+from osworld_pipeline.errors import TaskError
 from osworld_pipeline.wire import EnvConfig, ImageFormat
 
 
@@ -99,3 +100,14 @@ class Drivers(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def check_env_config(env_config: EnvConfig) -> None:
+    """
+    Raises:
+        TaskError: it requests an operating system or an action space that this server does not have.
+    """
+    if env_config.os_type.lower() not in ("ubuntu", "linux"):
+        raise TaskError(f"this env server has Linux desktops, not {env_config.os_type!r}")
+    if env_config.action_space != "pyautogui":
+        raise TaskError(f"this env server supports the action space pyautogui, not {env_config.action_space!r}")

@@ -18,10 +18,9 @@ from osworld_pipeline.errors import (
     ReplicaError,
     SetupError,
     TamperingError,
-    TaskError,
     TouchedError,
 )
-from osworld_pipeline.wire import EnvConfig, ImageFormat
+from osworld_pipeline.wire import ImageFormat
 
 INPUT_PAUSE_S = 0.3
 """How long the screen may settle after a person's input, before the picture for viewers is taken."""
@@ -322,14 +321,3 @@ class Episode:
         is_reported = isinstance(error, TamperingError) and desktop.is_alive()
         is_reported = is_reported and not getattr(desktop, "host_lacked_memory", False)
         return cause or (str(error) if is_reported else None)
-
-
-def check_env_config(env_config: EnvConfig) -> None:
-    """
-    Raises:
-        TaskError: it requests an operating system or an action space that this server does not have.
-    """
-    if env_config.os_type.lower() not in ("ubuntu", "linux"):
-        raise TaskError(f"this env server has Linux desktops, not {env_config.os_type!r}")
-    if env_config.action_space != "pyautogui":
-        raise TaskError(f"this env server supports the action space pyautogui, not {env_config.action_space!r}")

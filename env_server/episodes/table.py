@@ -11,8 +11,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from env_server.episodes.driver import Drivers, Plan, View
-from env_server.episodes.episode import Episode, OnTiming, check_env_config
+from env_server.episodes.driver import Drivers, Plan, View, check_env_config
+from env_server.episodes.episode import Episode, OnTiming
 from env_server.episodes.outcomes import EpisodeOutcome
 from env_server.replicas.pool import Pool
 from env_server.settings import Settings

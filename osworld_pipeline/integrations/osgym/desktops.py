@@ -12,7 +12,8 @@ from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.protocols import DesktopInfo
-from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts, HttpDesktop
+from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
+from osworld_pipeline.rollout.http_desktop import HttpDesktop
 from osworld_pipeline.wire import EnvConfig
 
 Result = TypeVar("Result")

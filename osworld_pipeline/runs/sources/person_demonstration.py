@@ -17,7 +17,7 @@ from osworld_pipeline.errors import ActionParseError, EnvServerError
 from osworld_pipeline.evaluation.suites import needs_wine
 from osworld_pipeline.protocols import DesktopInfo
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.rollout.env_client import HttpDesktop
+from osworld_pipeline.rollout.http_desktop import HttpDesktop
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers, ServerSpec, embedded_env_server
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.runs.sources.demonstration_recorder import DemonstrationRecorder

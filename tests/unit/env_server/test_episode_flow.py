@@ -11,8 +11,8 @@ from fake_desktops import FakeDesktop, until
 from PIL import Image
 
 from env_server.episodes.download import Downloader
-from env_server.episodes.driver import View
-from env_server.episodes.episode import Episode, OnTiming, check_env_config
+from env_server.episodes.driver import View, check_env_config
+from env_server.episodes.episode import Episode, OnTiming
 from env_server.episodes.guest_driver import GuestDrivers
 from env_server.episodes.outcomes import StepOrderError
 from env_server.episodes.settle import screen_digest, wait_until_calm
