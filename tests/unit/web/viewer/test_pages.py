@@ -7,11 +7,12 @@ from urllib.parse import quote
 import pytest
 from pydantic import SecretStr
 from starlette.testclient import TestClient
-from viewer_samples import CLICK, GSPO, HOSTILE, KEY, SFT, SIZE, SOLVING, TASKS, draw_screen
+from viewer_samples import CLICK, GSPO, HOSTILE, KEY, SFT, SIZE, SOLVING, TASKS, draw_screen, make_played
 
 from osworld_pipeline.domain.digest import digest_bytes
+from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.store import BlobStore
+from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.web.reports.report_index import INDEX_FILE
 from osworld_pipeline.web.viewer.app import create_app
 from osworld_pipeline.web.viewer.settings import ViewerSettings
@@ -212,3 +213,19 @@ def test_token_is_asked_for_by_a_form_that_leads_on_and_nowhere_else(sample_stat
             assert client.post("/login", data={"token": "a secret", "to": to}).headers["location"] == "/"
         assert client.post("/login", data={"token": "no"}).status_code == 401
         assert client.post("/login", content=b"token=" + b"x" * 100_000).status_code == 413
+
+
+def test_a_touched_episode_says_so_and_has_no_reward(own_state: StateDir) -> None:
+    error = "a person sent 3 inputs to its desktop"
+    touched = make_played("touched", (), (), outcome=Outcome.TOUCHED, error=error, num_person_inputs=3, sequences=())
+    TrajectoryStore(own_state).write_episodes("touched", [touched])
+    app = create_app(ViewerSettings(state=own_state, env_server_url="http://127.0.0.1:8100/"))
+    with TestClient(app, base_url=HOST, raise_server_exceptions=False) as one:
+        page = one.get("/episode/touched").text
+        listed = one.get("/episodes?outcome=touched").text
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page))
+    assert error in text
+    assert re.search(r"Inputs of a person\s+3", text)
+    assert "what a person did is not the policy's own" in text.replace("&#39;", "'")
+    assert "1 of 34 episodes" in re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", listed))
+    assert 'href="http://127.0.0.1:8100/status"' in page
