@@ -5,9 +5,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from osworld_pipeline.atomic_io import write_parquet
+from osworld_pipeline.atomic_io import write_file, write_parquet
 from osworld_pipeline.columns import SCHEMA_KEY, SEQUENCES
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.store.format_note import NOTE
 from osworld_pipeline.store.old_tokens import OLD_COLUMNS
 from osworld_pipeline.store.part_files import SEED
 
@@ -17,7 +18,7 @@ def files_of(state: StateDir, table: str) -> list[Path]:
 
 
 def make_old(state: StateDir) -> None:
-    """Rewrites all parts of episodes."""
+    """Rewrites all parts of episodes, and the note of their format."""
     root = state.trajectories
     for head in files_of(state, "episodes"):
         details = root / "sequences" / head.relative_to(root / "episodes")
@@ -35,3 +36,4 @@ def make_old(state: StateDir) -> None:
             table = table.append_column(name, pa.array(values, kind))
         write_parquet(head, table.replace_schema_metadata({SCHEMA_KEY: b"9"}))
         details.unlink()
+    write_file(root / NOTE, b'{"format": 1}\n')

@@ -23,7 +23,7 @@ from osworld_pipeline.cli import (
     train,
     view,
 )
-from osworld_pipeline.cli.data import exports, imports, lineage, publish, remote, store, tasks, union
+from osworld_pipeline.cli.data import exports, imports, lineage, migrate, publish, remote, store, tasks, union
 from osworld_pipeline.cli.failures import DEBUG, Asked, fail, without_debug
 from osworld_pipeline.cli.machine import run_for_machine
 from osworld_pipeline.cli.overview import show_overview
@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, tuple[ModuleType, ...]] = {
     "Train and evaluate": (train, evaluate, backfill, collect, checkpoints),
     "Look at results": (report, view, query, lineage),
     "Data": (tasks, union, imports, demonstrate, exports, publish),
-    "Store": (store, remote),
+    "Store": (store, migrate, remote),
 }
 """Modules with commands, by their heading in the help text."""
 

@@ -53,20 +53,23 @@ from osworld_pipeline.columns.records import Row, utc_time
 from osworld_pipeline.columns.stages import STAGE_ATTEMPTS, UPDATES, attempt_row, update_row
 
 __all__ = [
-    "BOOKKEEPING", "CHECKPOINTS", "EPISODES", "INJECTIONS", "MESSAGES", "NUMBERS", "OWNED_TABLES", "PART_TABLES",
-    "RAW_COUNTS", "REJECTS", "REPLAY_BUFFER", "REPLAY_VERIFICATIONS", "ROLLOUT_GROUPS", "RUN_IDS", "SCHEMA_KEY",
-    "SCHEMA_VERSION", "SEQUENCES", "STAGE_ATTEMPTS", "STEPS", "TEXT", "TEXTS", "TIME", "UNION_TASKS", "UPDATES", "Row",
-    "attempt_row", "checkpoint_from", "checkpoint_row", "conform", "doc_of", "episode_from", "episode_row", "group_row",
-    "injection_row", "is_newer", "marked", "sequence_from", "sequence_rows", "step_rows", "stored", "unit_of",
-    "update_row", "utc_time", "verification_row",
+    "BOOKKEEPING", "CHECKPOINTS", "EPISODES", "INJECTIONS", "MESSAGES", "NUMBERS", "OLDEST_READ", "OWNED_TABLES",
+    "PART_TABLES", "RAW_COUNTS", "REJECTS", "REPLAY_BUFFER", "REPLAY_VERIFICATIONS", "ROLLOUT_GROUPS", "RUN_IDS",
+    "SCHEMA_KEY", "SCHEMA_VERSION", "SEQUENCES", "STAGE_ATTEMPTS", "STEPS", "TEXT", "TEXTS", "TIME", "UNION_TASKS",
+    "UPDATES", "Row", "attempt_row", "checkpoint_from", "checkpoint_row", "conform", "doc_of", "episode_from",
+    "episode_row", "group_row", "injection_row", "is_newer", "marked", "schema_version", "sequence_from",
+    "sequence_rows", "step_rows", "stored", "unit_of", "update_row", "utc_time", "verification_row",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 11
 """In the key-value metadata of every Parquet file we write; increased when a column is added or widened. Columns are
 not renamed, removed or narrowed, with one exception: version 10 moved the token lists from episodes to sequences
-(store/old_tokens.py). A file of an older version reads with NULL for missing columns. A file of a newer version reads
+(OLDEST_READ). A file of an older version reads with NULL for missing columns. A file of a newer version reads
 without unknown columns and is not compacted."""
 SCHEMA_KEY = b"osworld_schema_version"
+OLDEST_READ = 10
+"""Parts of older versions have data in other columns; `osworld-pipeline migrate` rewrites them, and
+readers refuse them (store/old_tokens.py)."""
 
 PART_TABLES: Mapping[str, pa.Schema] = {
     "episodes": EPISODES,
@@ -113,10 +116,16 @@ def marked(table: pa.Table) -> pa.Table:
     return table.cast(plain).replace_schema_metadata({SCHEMA_KEY: str(SCHEMA_VERSION).encode()})
 
 
+def schema_version(metadata: Mapping[bytes, bytes] | None) -> int | None:
+    """The schema version in a file's key-value metadata, 0 without one; None if it is no number."""
+    version = (metadata or {}).get(SCHEMA_KEY, b"0")
+    return int(version) if version.isdigit() else None
+
+
 def is_newer(metadata: Mapping[bytes, bytes] | None) -> bool:
     """Whether a file with this key-value metadata was written by a newer program than this one."""
-    version = (metadata or {}).get(SCHEMA_KEY, b"0")
-    return not version.isdigit() or int(version) > SCHEMA_VERSION
+    version = schema_version(metadata)
+    return version is None or version > SCHEMA_VERSION
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -9,7 +9,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import read_note
 from osworld_pipeline.remote.manifest import Hashes, RemoteFile, read_base
-from osworld_pipeline.store.old_tokens import add_sequences
+from osworld_pipeline.store.old_tokens import need_sequences
 from osworld_pipeline.store.pack_index import SUFFIX as INDEX_SUFFIX
 from osworld_pipeline.store.packs import Packs, open_packs
 from osworld_pipeline.store.part_files import COMPACTED, DETAILS_OF, Manifest, list_names, take_snapshot
@@ -32,7 +32,7 @@ def list_contents(state: StateDir, hashes: Hashes) -> Contents:
     Raises:
         StoreError: the store is damaged, or changes faster than it can be listed.
     """
-    add_sequences(state.trajectories)
+    need_sequences(state.trajectories)
     for _ in range(NUM_LOOKS):
         before = _marks(state)
         try:

@@ -7,45 +7,40 @@ that have listed it. After a kill, garbage collection removes the files that no 
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from osworld_pipeline.atomic_io import locked, remove_stale_temps, replacing, write_file
-from osworld_pipeline.columns import is_newer, marked, stored
+from osworld_pipeline.atomic_io import locked, remove_stale_temps, write_file
+from osworld_pipeline.columns import is_newer, stored
 from osworld_pipeline.errors import StoreBusyError, StoreError
-from osworld_pipeline.store.compaction_plan import Choice, Unit, batches, choose_all, choose_some
+from osworld_pipeline.store.compacted_files import write_compacted
+from osworld_pipeline.store.compaction_plan import Choice, Unit, batches, choose_all, choose_some, choose_where
 from osworld_pipeline.store.footers import read_footer
-from osworld_pipeline.store.old_tokens import OLD_COLUMNS, add_sequences
+from osworld_pipeline.store.old_tokens import OLD_COLUMNS, need_sequences
 from osworld_pipeline.store.part_files import (
     COMPACTED,
     DETAILS_OF,
     INCOMING,
     KEY_OF,
     MANIFEST,
-    VERSION_SHIFT,
     HeadFiles,
     Manifest,
     PartFile,
     take_snapshot,
 )
-from osworld_pipeline.store.reading import compute, read_part_table, read_rows
+from osworld_pipeline.store.reading import read_rows
 
 LOCK_TIMEOUT_S = 2.0
 TARGET_BYTES = 64 << 20
 MAX_PARTS = 2_000
 """Maximum number of small parts per table for a compaction with a budget."""
 RETIRED_GRACE_S = 600.0
-NUM_ROWS = {"episodes": 8_000, "sequences": 250}
-DEFAULT_NUM_ROWS = 10_000
-"""Rows of a row group, by table: a look-up decodes a whole group (token lists are long), a scan prefers large ones."""
-_ORDER = {"steps": "step_index", "sequences": "sequence_index", "injections": "injection_id"}
-"""By table of details, the column that orders the rows of one head."""
-_GENERATIONS = (1 << VERSION_SHIFT) - 1
 _Choose = Callable[[Sequence[Unit], Sequence[Unit], Mapping[str, Set[str]]], Choice]
 """Arguments: small parts, compacted files, and by part the compacted files whose rows it replaces."""
 
@@ -93,13 +88,27 @@ def compact_parts(
     with exclusive(root, timeout_s=timeout_s):
         remove_stale_temps(root / INCOMING)
         Manifest.checked(root)
-        add_sequences(root)
+        need_sequences(root)
         summary = CompactionSummary(num_removed=remove_retired(root, grace_s=retired_grace_s))
         for head in DETAILS_OF:
             choose = _chooser(min_parts=min_parts, target_bytes=target_bytes, budget_bytes=budget_bytes)
             max_parts = None if budget_bytes is None else MAX_PARTS
             summary = _plus(summary, _compact_table(root, head, choose, target_bytes, max_parts, on_progress))
         return summary
+
+
+def rewrite_parts(root: Path, is_due: Callable[[Unit], bool]) -> CompactionSummary:
+    """Merges all small parts and compacted files that are due into files of the present schema version, like a
+    compaction. The caller holds `exclusive`.
+
+    Raises:
+        StoreError: a file is damaged, or the file system refused.
+    """
+    summary = CompactionSummary()
+    for head in DETAILS_OF:
+        choose = partial(choose_where, is_due=is_due)
+        summary = _plus(summary, _compact_table(root, head, choose, TARGET_BYTES, None, None))
+    return summary
 
 
 def exclusive(root: Path, *, timeout_s: float = LOCK_TIMEOUT_S) -> AbstractContextManager[None]:
@@ -179,7 +188,7 @@ def _compact_table(
     units = sorted((*choice.merged, *choice.small), key=lambda unit: _first_key(head, unit))
     for number, batch in enumerate(batches(units, target_bytes)):
         name = f"g{generation:06d}-{number:04d}-{secrets.token_hex(3)}.parquet"
-        num_rows += _write_compacted(root, head, batch, name, generation, hidden)
+        num_rows += write_compacted(root, head, batch, name, generation, hidden)
         written.append(name)
         num_done += sum(unit.part is not None for unit in batch)
         if on_progress:
@@ -267,55 +276,6 @@ def _replaced(root: Path, head: str, files: HeadFiles) -> Mapping[str, Set[str]]
         for part in rows["part"].unique().to_pylist():
             found.setdefault(part, set()).add(name)
     return found
-
-
-def _write_compacted(
-    root: Path, head: str, batch: Sequence[Unit], name: str, generation: int, hidden: Iterable[str]
-) -> int:
-    gone = pa.array(sorted(hidden), pa.string())
-
-    def write(table: str, paths: Iterable[Path], *order: str) -> int:
-        taken = [_taken(path, table, unit.part, generation, gone) for path, unit in zip(paths, batch, strict=True)]
-        rows = pa.concat_tables(taken).sort_by([(column, "ascending") for column in order])
-        num_rows = NUM_ROWS.get(table, DEFAULT_NUM_ROWS)
-        _write_sorted(root / table / COMPACTED / name, rows, root / INCOMING, num_rows, order[0])
-        return rows.num_rows
-
-    for table in DETAILS_OF[head]:
-        write(table, [unit.details[table] for unit in batch], KEY_OF[head], _ORDER[table])
-    return write(head, [unit.head for unit in batch], KEY_OF[head])
-
-
-def _taken(path: Path, table: str, part: PartFile | None, generation: int, hidden: pa.Array) -> pa.Table:
-    """The rows of a file to store; those of a compacted file without the ones rewritten since."""
-    rows = read_part_table(path, table)
-    schema = stored(table)
-    if part is None:
-        rows = rows.filter(compute.invert(compute.is_in(rows["part"], hidden)))
-    # The copy's version is above that of its source and below that of the part's next version.
-    index = schema.get_field_index("part_version")
-    base = compute.bit_wise_and(rows["part_version"], ~_GENERATIONS)
-    return rows.set_column(index, schema.field(index), compute.add(base, generation & _GENERATIONS))
-
-
-def _write_sorted(path: Path, table: pa.Table, temp_folder: Path, num_rows: int, key: str) -> None:
-    table = marked(table)
-    with replacing(path, temp_folder=temp_folder) as temp:
-        pq.write_table(
-            table,
-            temp,
-            compression="zstd",
-            row_group_size=num_rows,
-            write_statistics=[key, "part", *_narrow(table.schema)],  # pyright: ignore[reportArgumentType]
-            write_page_index=True,
-            # Files overlap in their ids: a look-up skips the row groups of the others.
-            bloom_filter_options={key: {"ndv": num_rows, "fpp": 0.01}},
-        )
-
-
-def _narrow(schema: pa.Schema) -> list[str]:
-    """Columns with useful minimum and maximum; long text would only enlarge the footer."""
-    return [field.name for field in schema if not pa.types.is_nested(field.type) and not pa.types.is_string(field.type)]
 
 
 def commit_manifest(root: Path, manifest: Manifest) -> None:

@@ -1,7 +1,7 @@
 """Selects the input of a compaction: small parts, and compacted files, which are merged like the levels of a
 log-structured merge tree. So the number of files stays small and each row is rewritten only a few times."""
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from math import floor, log
 from pathlib import Path
@@ -90,6 +90,20 @@ def choose_some(
     if not taken and len(merged) < 2:
         return Choice()
     return Choice(small=tuple(taken), merged=tuple(merged.values()))
+
+
+def choose_where(
+    small: Sequence[Unit],
+    compacted: Sequence[Unit],
+    replaces: Mapping[str, Set[str]],
+    *,
+    is_due: Callable[[Unit], bool],
+) -> Choice:
+    """Selects the units that are due, of any size, and what must be merged together with them (`choose_some`)."""
+    taken = [unit for unit in small if is_due(unit)]
+    needed = frozenset[str]().union(*(replaces.get(unit.part.part, frozenset()) for unit in taken if unit.part))
+    merged = (unit for unit in compacted if unit.head.name in needed or is_due(unit))
+    return Choice(small=tuple(taken), merged=tuple(merged))
 
 
 def level_of(num_bytes: int) -> int:

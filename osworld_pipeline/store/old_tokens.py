@@ -1,6 +1,6 @@
 """Before schema version 10 the token lists were columns of `episodes`: one list for all sequences of an episode, and
-their lengths. `add_sequences` writes the files of `sequences` that such heads lack. The heads do not change: readers
-ignore the old columns, and a compaction drops them."""
+their lengths. Readers refuse such heads (`need_sequences`). A migration writes the files of `sequences` that they lack
+(`add_sequences`), and then rewrites the heads without the old columns."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,8 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from osworld_pipeline.atomic_io import write_parquet
-from osworld_pipeline.columns import BOOKKEEPING, SCHEMA_KEY, Row, marked, stored
+from osworld_pipeline.columns import BOOKKEEPING, OLDEST_READ, Row, marked, schema_version, stored
+from osworld_pipeline.domain.shown_commands import pipeline_line
+from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.store.format_note import FORMAT, read_format
 from osworld_pipeline.store.part_files import COMPACTED, INCOMING, SEED, list_names
 
 _TOKENS = ("token_ids", "response_mask", "sampled_logprobs", "policy_versions")
@@ -20,8 +23,44 @@ OLD_COLUMNS: Mapping[str, frozenset[str]] = {
 }
 """By table, columns that are not read any more."""
 _READ = ("episode_id", *sorted(OLD_COLUMNS["episodes"]), *BOOKKEEPING.names)
-_FIRST_VERSION = 10
 _BATCH_ROWS = 64
+
+
+def need_sequences(root: Path) -> None:
+    """
+    Raises:
+        StoreError: an older program wrote heads without files of sequences; names the migration. Or the state has a
+            newer format.
+    """
+    if read_format(root).format == FORMAT:
+        return
+    heads = old_heads(root)
+    if heads:
+        raise StoreError(
+            f"{len(heads)} files in {root / 'episodes'} are of a schema version below {OLDEST_READ}, with token lists "
+            f"that this version does not read: run {pipeline_line(StateDir(root.parent), 'migrate')} "
+            "(--dry-run shows what it changes)"
+        )
+
+
+def old_heads(root: Path) -> list[str]:
+    """The heads of an older version that have no file of sequences, below their table's folder. Raises StoreError."""
+    return [name for name in _lacking(root) if _is_old(root / "episodes" / name)]
+
+
+def _is_old(head: Path) -> bool:
+    """False also if it was compacted and removed."""
+    try:
+        version = schema_version(pq.read_metadata(head).metadata)
+    except FileNotFoundError:
+        return False
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(head, error) from error
+    return version is not None and version < OLDEST_READ
+
+
+def _damaged(head: Path, error: Exception) -> StoreError:
+    return StoreError(f"{head} is damaged ({error}): remove it and run its stage again")
 
 
 def add_sequences(root: Path) -> int:
@@ -55,8 +94,8 @@ def _old_sequences(head: Path) -> pa.Table | None:
     """The rows of `sequences` in a head; None if its version has none, or it was compacted and removed."""
     try:
         with pq.ParquetFile(head) as file:
-            version = (file.metadata.metadata or {}).get(SCHEMA_KEY, b"0")
-            if not version.isdigit() or int(version) >= _FIRST_VERSION:
+            version = schema_version(file.metadata.metadata)
+            if version is None or version >= OLDEST_READ:
                 return None
             columns = [name for name in _READ if name in file.schema_arrow.names]
             schema = stored("sequences")
@@ -69,7 +108,7 @@ def _old_sequences(head: Path) -> pa.Table | None:
     except FileNotFoundError:
         return None
     except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, OverflowError) as error:
-        raise StoreError(f"{head} is damaged ({error}): remove it and run its stage again") from error
+        raise _damaged(head, error) from error
 
 
 def _split(row: Mapping[str, Any]) -> Iterator[Row]:

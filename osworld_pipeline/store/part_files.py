@@ -22,6 +22,7 @@ import orjson
 from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.store.format_note import read_format
 
 DETAILS_OF: Mapping[str, tuple[str, ...]] = {
     "episodes": ("steps", "sequences"),
@@ -101,8 +102,10 @@ class Manifest:
         """The manifest, after checking that it agrees with the compacted files of `heads`.
 
         Raises:
-            StoreError: it is damaged, missing, or older than the files; or files that it names are missing.
+            StoreError: it is damaged, missing, or older than the files; or files that it names are missing; or the
+                state has a newer format.
         """
+        read_format(root)
         problem: str | None = None
         for _ in range(_NUM_LOOKS):
             manifest = cls.read(root)
@@ -196,6 +199,12 @@ def _disagreement(root: Path, head: str, manifest: Manifest) -> str | None:
             f"from a copy, or rebuild the manifest from the remaining parts with {repair_of(root)}"
         )
     return None
+
+
+def has_parts(root: Path) -> bool:
+    """Whether any head was written below `root`."""
+    folders = (root / head / below for head in DETAILS_OF for below in ("", COMPACTED))
+    return any(name != SEED for folder in folders for name in list_names(folder))
 
 
 def list_names(folder: Path) -> list[str]:

@@ -34,8 +34,9 @@ from osworld_pipeline.domain.stage_record import StageAttempt, UpdateRecord
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.store.blobs import BlobStore
+from osworld_pipeline.store.format_note import begin_format
 from osworld_pipeline.store.merging import MERGE_PARTS, PartMerger
-from osworld_pipeline.store.old_tokens import add_sequences
+from osworld_pipeline.store.old_tokens import need_sequences
 from osworld_pipeline.store.part_files import (
     COMPACTED,
     DETAILS_OF,
@@ -43,6 +44,7 @@ from osworld_pipeline.store.part_files import (
     INCOMING,
     KEY_OF,
     PartFile,
+    has_parts,
     take_snapshot,
 )
 from osworld_pipeline.store.reading import read_part_table, read_rows, row_groups_from
@@ -63,7 +65,8 @@ class TrajectoryStore:
         pa.array([0])
         self.blobs.remove_stale_temps()
         remove_stale_temps(self.root / INCOMING)
-        add_sequences(self.root)
+        need_sequences(self.root)
+        self._has_note = False
 
     def write_blob(self, data: bytes, *, suffix: str) -> str:
         """Stores an image once; returns its SHA-256. Raises StoreError."""
@@ -209,6 +212,9 @@ class TrajectoryStore:
         """`details`: by table, one entry for each table of details of `head`."""
         if not _PART.fullmatch(part):
             raise StoreError(f"'{part}' cannot name a part of {head}: use letters, digits, '.', '_' and '-'")
+        if not self._has_note:
+            begin_format(self.root, is_new=not has_parts(self.root))
+            self._has_note = True
         version = next_version(self.root, head)
         name = f"{part}~{version:016x}-{secrets.token_hex(3)}.parquet"
         try:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from osworld_pipeline.columns import (
     CHECKPOINTS,
     EPISODES,
+    OLDEST_READ,
     OWNED_TABLES,
     PART_TABLES,
     REPLAY_BUFFER,
@@ -173,7 +174,8 @@ def describe_tables() -> str:
         "Generated from the columns in the code (`python -m osworld_pipeline.tables.describe`); a test checks it.",
         "",
         f"Schema version {SCHEMA_VERSION}, in the key-value metadata of every Parquet file (`osworld_schema_version`). "
-        "A file of an older version reads with NULL for the columns that it lacks. A file of a newer version reads "
+        "A file of an older version reads with NULL for the columns that it lacks; before version "
+        f"{OLDEST_READ} it needs [migrate](versions.md). A file of a newer version reads "
         "without the columns that this program does not know, and compaction skips it.",
         "",
         "Every column may be NULL in rows of older files. Shares are 0..1. Ids and digests are text. Timestamps are "

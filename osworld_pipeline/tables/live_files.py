@@ -13,9 +13,6 @@ import duckdb
 
 from osworld_pipeline.store.part_files import COMPACTED, DETAILS_OF, HEAD_OF, MANIFEST, Manifest
 
-MARKER = "format.json"
-"""A file next to the manifest, which does not exist before the first compaction: a glob without a match is an error in
-DuckDB."""
 _GENERATION = "try_cast(regexp_extract({name}, '^g([0-9]+)-', 1) AS BIGINT)"
 _PART = r"'^([A-Za-z0-9][A-Za-z0-9._-]*)~([0-9a-f]{16})-[0-9a-f]{6}[.]parquet$'"
 _LATEST = "9223372036854775807"

@@ -14,10 +14,11 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from osworld_pipeline.atomic_io import write_file, write_parquet
+from osworld_pipeline.atomic_io import write_parquet
 from osworld_pipeline.columns import PART_TABLES, TIME, marked, stored
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.store.old_tokens import add_sequences
+from osworld_pipeline.store.format_note import begin_format
+from osworld_pipeline.store.old_tokens import need_sequences
 from osworld_pipeline.store.part_files import (
     COMPACTED,
     DETAILS_OF,
@@ -25,9 +26,10 @@ from osworld_pipeline.store.part_files import (
     SEED,
     HeadFiles,
     Manifest,
+    has_parts,
     take_snapshot,
 )
-from osworld_pipeline.tables.live_files import MARKER, live_files_sql, not_retired_sql, store_retired
+from osworld_pipeline.tables.live_files import live_files_sql, not_retired_sql, store_retired
 
 _HERE = """CASE
     WHEN getvariable('osworld_state') IS NOT NULL THEN concat(getvariable('osworld_state'), '/')
@@ -86,18 +88,19 @@ def _set_variables(connection: duckdb.DuckDBPyConnection, lists: Mapping[str, Se
 
 
 def seed_tables(state: StateDir) -> None:
-    """Writes a file without rows next to the parts of each table, because an empty glob is an error, and the files of
-    `sequences` that older parts lack. Raises StoreError."""
+    """Writes a file without rows next to the parts of each table, because an empty glob is an error.
+
+    Raises:
+        StoreError: the state has a newer format, or one that must be migrated first.
+    """
+    need_sequences(state.trajectories)
     for table in PART_TABLES:
         schema = stored(table)
         for folder in (state.trajectories / table, state.trajectories / table / COMPACTED):
             path = folder / SEED
             if not set(schema.names) <= set(_columns_of(path)):  # that of a newer program has more
                 write_parquet(path, marked(schema.empty_table()))
-    marker = state.trajectories / MARKER
-    if not marker.is_file():
-        write_file(marker, b'{"format": 1}\n')
-    add_sequences(state.trajectories)
+    begin_format(state.trajectories, is_new=not has_parts(state.trajectories))
 
 
 _VARIABLES = tuple(

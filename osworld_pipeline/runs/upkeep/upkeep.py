@@ -27,7 +27,7 @@ from osworld_pipeline.store.garbage import (
 )
 from osworld_pipeline.store.holdings import RepairSummary, rebuild_manifest
 from osworld_pipeline.store.merging import LEFT_PARTS, num_small_parts
-from osworld_pipeline.store.old_tokens import add_sequences
+from osworld_pipeline.store.old_tokens import need_sequences
 from osworld_pipeline.store.pack_garbage import collect_packs
 from osworld_pipeline.store.packing import COLD_DAYS, is_packing_due, pack_cold_images, pack_some
 from osworld_pipeline.store.part_files import DETAILS_OF
@@ -140,7 +140,7 @@ def rebuild_store(state: StateDir) -> RepairSummary:
         StoreError: other maintenance is running, a file is damaged, or the file system refused.
         TableError: a table is damaged.
     """
-    add_sequences(state.trajectories)
+    need_sequences(state.trajectories)
     done = rebuild_manifest(state.trajectories)
     rebuild_catalog(state)
     return done

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from osworld_pipeline.columns import stored
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, StoreError
-from osworld_pipeline.store.old_tokens import add_sequences
+from osworld_pipeline.store.old_tokens import need_sequences
 from osworld_pipeline.tables.builds import table_paths
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.web.evaluation_names import own_suite_files, own_suites
@@ -48,6 +48,8 @@ class EpisodeIndex:
     """Thread-safe: each thread reads in its own transaction, and one at a time refreshes."""
 
     def __init__(self, state: StateDir) -> None:
+        """Raises StoreError: the state has a newer format, or one that must be migrated first."""
+        need_sequences(state.trajectories)
         self._state = state
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -58,14 +60,6 @@ class EpisodeIndex:
         """Incremented with each change of the index."""
         self.problem = ""
         """Error of the last refresh, or empty; after an error the previous rows are still shown."""
-        self.has_sequences = True
-        """False for a state of an older version that cannot be completed, for example on a read-only file system; then
-        filters cannot use `sequences`."""
-        try:
-            add_sequences(state.trajectories)
-        except StoreError as error:
-            self.has_sequences = False
-            log.warning("the tokens of older parts cannot be shown or queried: %s", error)
         self._database = duckdb.connect(":memory:")
         for setting in (
             f"threads = {min(4, os.cpu_count() or 1)}",

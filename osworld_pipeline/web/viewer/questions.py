@@ -53,8 +53,7 @@ class Questions:
         return self._kept[key]
 
     async def _ask(self, kind: str, text: str) -> pa.Table:
-        known = tuple(table for table in PART_TABLES if self._index.has_sequences or table != "sequences")
-        tables = ("steps",) if kind == "said" else known
+        tables = ("steps",) if kind == "said" else tuple(PART_TABLES)
         question: dict[str, Any] = {
             "statements": await asyncio.to_thread(self._views, tables),
             "folders": sql_list([str(self._state.trajectories.resolve())]),

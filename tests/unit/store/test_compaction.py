@@ -14,16 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 from episode_samples import make_episode, make_step
 
-from osworld_pipeline.atomic_io import locked, write_parquet
+from osworld_pipeline.atomic_io import locked, write_file, write_parquet
 from osworld_pipeline.columns import SCHEMA_KEY, SCHEMA_VERSION, stored
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.runs.upkeep.migrate import migrate_state
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store, missing_blobs
 from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.store.compaction import compact_parts
+from osworld_pipeline.store.format_note import NOTE
 from osworld_pipeline.store.part_files import COMPACTED, MANIFEST, take_snapshot
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.owned import write_table
@@ -225,9 +227,11 @@ def write_with_fewer_columns(state: StateDir, part: str, episode_id: str) -> Non
     write_parquet(state.trajectories / "episodes" / name, pa.Table.from_pylist([row], schema=head.schema))
 
 
-def test_parts_of_an_older_program_are_read_replaced_and_compacted(state: StateDir, store: TrajectoryStore) -> None:
+def test_parts_of_an_older_program_are_migrated_replaced_and_compacted(state: StateDir, store: TrajectoryStore) -> None:
     write_with_fewer_columns(state, "old", "old-e0")
     write_with_fewer_columns(state, "older", "older-e0")
+    write_file(state.trajectories / NOTE, b'{"format": 1}')
+    assert migrate_state(state).parts.num_without_sequences == 2
     store = TrajectoryStore(state)
     assert counts(state) == (14, 14, 26)
     look = "SELECT coordinate_x, screenshot_num_bytes, typeof(coordinate_x) FROM steps WHERE episode_id LIKE 'old%'"

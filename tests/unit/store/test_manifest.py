@@ -126,8 +126,8 @@ def test_a_compacted_file_that_is_gone_is_named_and_the_rest_can_be_kept(state: 
 KILLED = """
 import os, sys
 from pathlib import Path
-from osworld_pipeline.store import compaction
-number, real = int(sys.argv[2]), compaction.replacing
+from osworld_pipeline.store import compacted_files, compaction
+number, real = int(sys.argv[2]), compacted_files.replacing
 def replacing(path, **named):
     global number
     number -= 1
@@ -137,7 +137,7 @@ def replacing(path, **named):
 def write_file(path, data, **named):
     with replacing(path, **named) as temp:
         temp.write_bytes(data)
-compaction.replacing, compaction.write_file = replacing, write_file
+compacted_files.replacing, compaction.write_file = replacing, write_file
 compaction.compact_parts(Path(sys.argv[1]), min_parts=1, target_bytes=1)
 """
 

@@ -13,9 +13,11 @@ from osworld_pipeline.atomic_io import write_parquet
 from osworld_pipeline.domain.episode import ContextMode, Episode
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.runs.upkeep.migrate import migrate_state
 from osworld_pipeline.runs.upkeep.upkeep import compact_store, rebuild_store
 from osworld_pipeline.store import TrajectoryStore
-from osworld_pipeline.store.old_tokens import OLD_COLUMNS, add_sequences
+from osworld_pipeline.store.format_note import FORMAT, read_format
+from osworld_pipeline.store.old_tokens import OLD_COLUMNS
 from osworld_pipeline.store.part_files import COMPACTED
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
@@ -45,7 +47,7 @@ def read_all(state: StateDir) -> tuple[Episode, ...]:
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])
-def test_an_old_state_reads_as_the_same_episodes_and_tokens(state: StateDir, is_compacted: bool) -> None:
+def test_a_migrated_state_reads_as_the_same_episodes_and_tokens(state: StateDir, is_compacted: bool) -> None:
     rebuild_catalog(state)
     if is_compacted:
         compact_store(state, min_parts=1, retired_grace_s=0)
@@ -55,24 +57,30 @@ def test_an_old_state_reads_as_the_same_episodes_and_tokens(state: StateDir, is_
     assert len(tokens) == 3
     make_old(state)
     heads = {path: path.read_bytes() for path in files_of(state, "episodes")}
-    rebuild_store(state)
+    done = migrate_state(state)
+    assert (done.parts.num_old, done.parts.num_without_sequences) == (len(heads), len(heads))
     assert run_query(state, TOKENS).rows == tokens
     with duckdb.connect(str(state.catalog), read_only=True) as plain:
         assert plain.execute(TOKENS).fetchall() == tokens
     assert read_all(state) == before == IN_ORDER
-    assert {path: path.read_bytes() for path in files_of(state, "episodes")} == heads
-    assert add_sequences(state.trajectories) == 0
+    assert heads.items() <= {path: path.read_bytes() for path in files_of(state, "episodes")}.items()
+    assert read_format(state.trajectories).format == FORMAT
 
 
-def test_a_store_that_opens_an_old_state_reads_its_tokens(state: StateDir) -> None:
+def test_every_use_of_an_old_state_names_the_command_that_migrates_it(state: StateDir) -> None:
     make_old(state)
-    for episode in EPISODES:
-        assert TrajectoryStore(state).find_episode(episode.episode_id) == episode
+    before = {path: path.read_bytes() for path in state.root.rglob("*") if path.is_file()}
+    uses = (TrajectoryStore, rebuild_catalog, rebuild_store, lambda state: compact_store(state, min_parts=1))
+    for use in uses:
+        with pytest.raises(StoreError, match=r"3 files in .*episodes are of .* below 10.* migrate --state"):
+            use(state)
+    left = {path: path.read_bytes() for path in state.root.rglob("*") if path.is_file() and path.suffix != ".lock"}
+    assert left.items() <= before.items()
 
 
-def test_a_compaction_of_an_old_state_drops_the_old_columns(state: StateDir) -> None:
+def test_a_migration_drops_the_old_columns(state: StateDir) -> None:
     make_old(state)
-    assert compact_store(state, min_parts=1).num_newer == 0
+    migrate_state(state)
     (head,) = files_of(state, f"episodes/{COMPACTED}")
     assert not OLD_COLUMNS["episodes"] & set(pq.read_schema(head).names)
     assert read_all(state) == IN_ORDER
@@ -97,7 +105,7 @@ def test_tokens_that_cannot_be_split_into_sequences_are_refused(state: StateDir)
     nulls = pa.nulls(table.num_rows, pa.list_(pa.int32()))
     write_parquet(head, table.set_column(place, "sequence_lengths", nulls))
     with pytest.raises(StoreError, match="tokens without the lengths of its sequences"):
-        TrajectoryStore(state)
+        migrate_state(state)
 
 
 @pytest.mark.parametrize(
@@ -110,4 +118,4 @@ def test_lengths_that_do_not_fit_the_tokens_are_refused(state: StateDir, column:
     values = pa.array([lengths], pa.list_(pa.int32()))
     write_parquet(head, table.set_column(table.schema.get_field_index(column), column, values))
     with pytest.raises(StoreError, match=r"episodes/e-append.* is damaged"):
-        TrajectoryStore(state)
+        migrate_state(state)

@@ -19,7 +19,7 @@ import pytest
 from episode_samples import make_episode, make_step
 
 from osworld_pipeline.atomic_io import write_parquet
-from osworld_pipeline.columns import EPISODES, OWNED_TABLES, PART_TABLES
+from osworld_pipeline.columns import EPISODES, OLDEST_READ, OWNED_TABLES, PART_TABLES, SCHEMA_KEY
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Parity, Reward
 from osworld_pipeline.domain.group import RolloutGroup
@@ -91,7 +91,8 @@ def test_an_older_part_without_a_newer_column_reads_as_null(state: StateDir) -> 
     old = EPISODES.empty_table().drop_columns(["max_turns"])
     rows = [{"episode_id": "old"}]
     name = f"old~{7:016x}-abcdef.parquet"
-    write_parquet(state.trajectories / "episodes" / name, old.from_pylist(rows, schema=old.schema))
+    schema = old.schema.with_metadata({SCHEMA_KEY: str(OLDEST_READ).encode()})
+    write_parquet(state.trajectories / "episodes" / name, old.from_pylist(rows, schema=schema))
     rebuild_catalog(state)
     assert run_query(state, "SELECT episode_id, max_turns FROM episodes").rows == [("old", None)]
 

@@ -94,28 +94,12 @@ async def test_refusal_says_what_is_there_instead(ask: Ask, text: str, words: st
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("is_read_only", [False, True])
-async def test_a_state_of_an_older_version_is_filtered_and_its_tokens_only_where_they_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_read_only: bool
-) -> None:
-    def refuse(root: Path) -> int:
-        raise StoreError(f"the file system of {root} is read-only")
-
+def test_a_viewer_of_an_older_state_names_the_command_that_migrates_it(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     TrajectoryStore(state).write_episodes("a", [make_episode("e1")])
     make_old(state)
-    if is_read_only:
-        monkeypatch.setattr("osworld_pipeline.web.viewer.index.add_sequences", refuse)
-    index = EpisodeIndex(state)
-    index.refresh()
-    questions, tokens = Questions(state, index), "episode_id IN (SELECT episode_id FROM sequences)"
-    assert await answers(questions, index, where="is_valid") == ["e1"]
-    if is_read_only:
-        with pytest.raises(BadQuestionError, match="sequences"):
-            await answers(questions, index, where=tokens)
-    else:
-        assert await answers(questions, index, where=tokens) == ["e1"]
-    index.close()
+    with pytest.raises(StoreError, match=r" migrate --state "):
+        EpisodeIndex(state)
 
 
 async def test_condition_that_takes_long_is_stopped(sample_state: StateDir, sample_index: EpisodeIndex) -> None:

@@ -1,0 +1,66 @@
+"""The format of a state's trajectories: one number in `format.json`, next to the manifest. Additive changes (a column
+more) do not change it; a change after which an older program would read wrong or incomplete rows does."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from osworld_pipeline.atomic_io import write_file
+from osworld_pipeline.errors import StoreError
+
+NOTE = "format.json"
+"""Written before the first part. A DuckDB client of the catalog needs a file with this extension, since a glob without
+a match is an error."""
+FORMAT = 2
+"""1: parts may be of schema versions below OLDEST_READ (columns/). 2: none is."""
+READ_SINCE = {1: "0.1.0", 2: "0.1.0"}
+"""By format, the first version of this program that reads it. The note repeats it for programs that do not know the
+format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatNote:
+    format: int = 1
+    needs: str = ""
+    """The first version of this program that reads the format; empty in notes of the first development versions."""
+
+
+def read_format(root: Path) -> FormatNote:
+    """The note below `root`, the folder of trajectories; format 1 without a note.
+
+    Raises:
+        StoreError: it is damaged, or a newer version wrote it and this one cannot read the state.
+    """
+    path = root / NOTE
+    try:
+        found: dict[str, Any] = orjson.loads(path.read_bytes())
+        note = FormatNote(format=int(found["format"]), needs=str(found.get("needs", "")))
+    except FileNotFoundError:
+        return FormatNote()
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{path} is damaged ({error}): remove it, and the state is read as one of format 1") from error
+    if note.format > FORMAT:
+        wanted = f"install version {note.needs} or newer" if note.needs else "install the version that wrote it"
+        raise StoreError(
+            f"the trajectories in {root} are of format {note.format}, and this version reads formats up to {FORMAT}: "
+            f"{wanted}"
+        )
+    return note
+
+
+def write_format(root: Path) -> None:
+    """Records that the parts below `root` are of the present format. Raises StoreError."""
+    _write(root, FORMAT)
+
+
+def begin_format(root: Path, *, is_new: bool) -> None:
+    """Writes the note if there is none. `is_new`: no part exists yet, so that all are written by this version. Raises
+    StoreError."""
+    if not (root / NOTE).is_file():
+        _write(root, FORMAT if is_new else 1)
+
+
+def _write(root: Path, number: int) -> None:
+    write_file(root / NOTE, orjson.dumps(asdict(FormatNote(format=number, needs=READ_SINCE[number]))) + b"\n")

@@ -1,0 +1,91 @@
+"""Rewrites parts of older schema versions, whose data is in other columns (OLDEST_READ in columns/), so that readers
+know one shape. Concurrent readers see the rows before or after it; after a kill, the next call does the rest."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from osworld_pipeline.atomic_io import remove_stale_temps
+from osworld_pipeline.columns import OLDEST_READ, schema_version
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.store.compaction import exclusive, rewrite_parts
+from osworld_pipeline.store.compaction_plan import Unit
+from osworld_pipeline.store.format_note import FORMAT, read_format, write_format
+from osworld_pipeline.store.old_tokens import add_sequences, old_heads
+from osworld_pipeline.store.part_files import COMPACTED, DETAILS_OF, INCOMING, has_parts, take_snapshot
+
+UNKNOWN = "unknown"
+"""Instead of a schema version that is no number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsPlan:
+    """The formats of a state's parts, and what a migration changes."""
+
+    format: int
+    """Of the state, as recorded; 1 without a record."""
+    versions: Mapping[str, Mapping[str, int]]
+    """By head table and schema version: the number of live files."""
+    num_old: int
+    """Files of heads that are rewritten."""
+    num_without_sequences: int
+    """Of these, the ones whose token lists are moved to files of `sequences`."""
+
+    @property
+    def is_due(self) -> bool:
+        return self.format < FORMAT or bool(self.num_old)
+
+
+def plan_parts(root: Path) -> PartsPlan:
+    """Changes nothing. Raises StoreError: a file is damaged, or the state has a newer format."""
+    number = read_format(root).format if has_parts(root) else FORMAT
+    versions: dict[str, Mapping[str, int]] = {}
+    num_old = 0
+    for head in DETAILS_OF:
+        found = Counter(map(_version, _heads(root, head)))
+        num_old += sum(count for version, count in found.items() if _needs_rewriting(version))
+        versions[head] = {UNKNOWN if version is None else str(version): count for version, count in found.items()}
+    return PartsPlan(format=number, versions=versions, num_old=num_old, num_without_sequences=len(old_heads(root)))
+
+
+def migrate_parts(root: Path) -> PartsPlan:
+    """Rewrites what is old and records the format. Returns what was found before.
+
+    Raises:
+        StoreBusyError: other upkeep of the trajectories runs.
+        StoreError: a file is damaged, the state has a newer format, or the file system refused.
+    """
+    with exclusive(root):
+        plan = plan_parts(root)
+        if plan.is_due:
+            remove_stale_temps(root / INCOMING)
+            add_sequences(root)
+            rewrite_parts(root, _is_old)
+            write_format(root)  # last: it says that nothing old is left
+        return plan
+
+
+def _heads(root: Path, head: str) -> Iterator[Path]:
+    files = take_snapshot(root, head)
+    yield from (root / head / COMPACTED / name for name in files.compacted)
+    yield from (root / head / file.name for file in files.small)
+
+
+def _is_old(unit: Unit) -> bool:
+    return _needs_rewriting(_version(unit.head))
+
+
+def _needs_rewriting(version: int | None) -> bool:
+    return version is not None and version < OLDEST_READ
+
+
+def _version(path: Path) -> int | None:
+    """The schema version of a file; None if it is no number."""
+    try:
+        return schema_version(pq.read_metadata(path).metadata)
+    except (pa.ArrowException, OSError) as error:
+        raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
