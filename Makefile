@@ -9,7 +9,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check images docs format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check images release docs format dev mlflow constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -100,6 +100,9 @@ images: ## container images env-server, pipeline and trainer; BUILDER=docker, TA
 	  $(or $(BUILDER),podman) build $(OPTIONS) -f deploy/Containerfile --target $$target \
 	    -t $(or $(TAG),localhost/osworld)/$$target:$(VERSION) . || exit; \
 	done
+
+release: setup-python ## VERSION=0.2.0: check, build and tag a release, and write its notes; DRY=1 only shows it
+	@$(BIN)/python -m scripts.release "$(VERSION)" $(if $(DRY),--dry-run)
 
 docs: setup-python ## docs/ as a site in var/site, by MkDocs
 	@$(BIN)/uvx mkdocs build --strict -d var/site

@@ -1,0 +1,2 @@
+class ReleaseError(Exception):
+    """One sentence: what is wrong, and what to do."""
