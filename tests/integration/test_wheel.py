@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from installed_wheel import ROOT, Installed, build, run, succeed
+from installed_wheel import ROOT, UV, Installed, build, run, succeed
 
 PACKAGES = ("osworld_pipeline", "assets", "resources", "jobs", "env_server")
 NEEDED = (
@@ -88,6 +88,23 @@ def test_sdist_has_what_builds_the_wheel_and_no_more(built: tuple[Path, Path]) -
     others = {name for name in packed if name.partition("/")[0] not in PACKAGES}
     assert others == {"LICENSE", "PKG-INFO", "README.md", "pyproject.toml", "pyproject.toml.orig"}
     assert packed - others == {name for name in files_of_wheel(built[0]) if ".dist-info/" not in name}
+
+
+def contents_of(wheel: Path) -> dict[str, bytes]:
+    """Without the version of the program that built it, and the digests of all files."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = (name for name in archive.namelist() if not name.endswith((".dist-info/WHEEL", ".dist-info/RECORD")))
+        return {name: archive.read(name) for name in names}
+
+
+def test_the_sdist_builds_the_wheel_that_the_checkout_builds(built: tuple[Path, Path], tmp_path: Path) -> None:
+    wheels: list[Path] = []
+    for source in (built[1], ROOT):
+        folder = tmp_path / str(len(wheels))
+        succeed(UV, "build", "--quiet", "--offline", "--wheel", "--out-dir", folder, source, cwd=tmp_path)
+        wheels += folder.glob("*.whl")
+    from_sdist, from_checkout = map(contents_of, wheels)
+    assert from_sdist == from_checkout == contents_of(built[0])
 
 
 def test_programs_of_the_guest_can_be_executed(installed: Installed) -> None:
