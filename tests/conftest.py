@@ -22,7 +22,8 @@ SECONDS = {
     "test_two_ranks": 60, "test_person_demonstration": 120, "test_person_takeover": 40,
     "test_gateway": 50, "test_verified_replay": 40, "test_env_server_faults": 40, "test_reference_surfaces": 40,
     "test_push_and_pull": 40, "test_parity_probe": 40, "test_gspo_phase": 40, "test_training_gspo_learns": 30,
-    "test_training_sft_resume": 30, "test_tiny_pretraining": 30, "test_migration": 30,
+    "test_training_sft_resume": 30, "test_tiny_pretraining": 30, "test_migration": 30, "test_released_states": 40,
+    "test_released_state_goes_on": 90,
 }  # fmt: skip
 """About what the longest files take on two cores beside two others (`make test` tells the longest tests)."""
 IS_ONE_OF_SEVERAL_WORKERS = "PYTEST_XDIST_WORKER" in os.environ

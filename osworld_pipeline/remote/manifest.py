@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from osworld_pipeline.atomic_io import write_file
+from osworld_pipeline.domain.version import newer_format
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket
 from osworld_pipeline.object_store.note import FOLDER
@@ -22,6 +23,8 @@ PENDING = "pending.json"
 """The manifest that a push is about to write."""
 FORMAT = 3
 """1 had no packs of images, 2 no collections."""
+READ_SINCE = {1: "0.1.0", 2: "0.1.0", 3: "0.1.0"}
+"""By format, the first version of this program that reads it."""
 _PATH = re.compile(r"((trajectories|tables|suites|checkpoints|blobs/packs)(/[A-Za-z0-9_][^/\\\0]*)+|osworld\.duckdb)")
 
 
@@ -68,7 +71,8 @@ class RemoteManifest:
     def to_bytes(self) -> bytes:
         # An older program can read manifests without collections, or also without packs.
         number = FORMAT if self.collection else 2 if any(path.startswith("blobs/") for path in self.files) else 1
-        return orjson.dumps({"format": number, **asdict(self)}, option=orjson.OPT_SORT_KEYS)
+        head = {"format": number, "needs": READ_SINCE[number]}
+        return orjson.dumps({**head, **asdict(self)}, option=orjson.OPT_SORT_KEYS)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, where: str) -> "RemoteManifest":
@@ -76,7 +80,8 @@ class RemoteManifest:
         try:
             found: dict[str, Any] = orjson.loads(data)
             if found["format"] > FORMAT:
-                raise StoreError(f"{where} was pushed by a newer version: update this program")
+                needs = str(found.get("needs", ""))
+                raise StoreError(newer_format(f"{where} is", found["format"], known=FORMAT, needs=needs))
             return cls(
                 state_id=found["state_id"],
                 generation=found["generation"],

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from osworld_pipeline.atomic_io import write_file
+from osworld_pipeline.domain.version import newer_format
 from osworld_pipeline.errors import StoreError
 
 NOTE = "format.json"
@@ -42,11 +43,8 @@ def read_format(root: Path) -> FormatNote:
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{path} is damaged ({error}): remove it, and the state is read as one of format 1") from error
     if note.format > FORMAT:
-        wanted = f"install version {note.needs} or newer" if note.needs else "install the version that wrote it"
-        raise StoreError(
-            f"the trajectories in {root} are of format {note.format}, and this version reads formats up to {FORMAT}: "
-            f"{wanted}"
-        )
+        what = f"the trajectories in {root} are"
+        raise StoreError(newer_format(what, note.format, known=FORMAT, needs=note.needs))
     return note
 
 

@@ -15,10 +15,13 @@ from typing import Any, NamedTuple
 
 from osworld_pipeline.agent.adapters import BASE_FILE
 from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.version import newer_format
 from osworld_pipeline.errors import StoreError
 
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
+READ_SINCE = {1: "0.1.0"}
+"""By format, the first version of this program that reads it."""
 NOT_LISTED = (MANIFEST_FILE, BASE_FILE)
 """Files without an entry. The recorded location of a base may be corrected; a digest identifies the base."""
 MAX_HASH_THREADS = 8
@@ -35,6 +38,7 @@ def build_manifest(folder: Path, trainer_state: Mapping[str, Any]) -> dict[str, 
     digests = file_digests(paths)
     return {
         "format": FORMAT,
+        "needs": READ_SINCE[FORMAT],
         "checkpoint_id": trainer_state.get("checkpoint_id"),
         "parent_id": trainer_state.get("parent_id"),
         "num_updates": trainer_state.get("num_updates"),
@@ -58,20 +62,23 @@ def verify_checkpoint(folder: Path, *, is_required: bool = False) -> None:
     if not path.is_file() and not is_required:
         return
     try:
-        files = json.loads(path.read_text())["files"]
+        found = json.loads(path.read_text())
+        number, files = int(found.get("format", FORMAT)), found["files"]
         wanted = {name: (str(entry["sha256"]), int(entry["num_bytes"])) for name, entry in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{path} cannot be read ({error}): {_way_out(folder)}") from error
+    if number > FORMAT:
+        raise StoreError(newer_format(f"{path} is", number, known=FORMAT, needs=str(found.get("needs", ""))))
     for name, (_, num_bytes) in wanted.items():
         file = folder / name
         if not file.is_file():
             raise StoreError(f"{file} is missing: {_way_out(folder)}")
         if file.stat().st_size != num_bytes:
             raise StoreError(f"{file} is damaged, its size is not the manifest's: {_way_out(folder)}")
-    found = _hash_all(folder / name for name in wanted)
+    hashes = _hash_all(folder / name for name in wanted)
     for name, (sha256, _) in wanted.items():
         file = folder / name
-        if found[file] != sha256:
+        if hashes[file] != sha256:
             raise StoreError(f"{file} is damaged, its SHA-256 is not the manifest's: {_way_out(folder)}")
 
 

@@ -57,9 +57,10 @@ def test_columns_change_only_with_the_schema_version(present: dict[str, Any], re
         assert released["schema_version"] < present["schema_version"]
 
 
-def test_each_format_is_read_since_a_version_that_exists() -> None:
-    versions = [format_note.READ_SINCE[number] for number in range(1, format_note.FORMAT + 1)]
-    assert len(versions) == len(format_note.READ_SINCE)
+@pytest.mark.parametrize("module", [format_note, remote, weights])
+def test_each_format_is_read_since_this_version_or_the_next(module: Any) -> None:
+    versions = [module.READ_SINCE[number] for number in range(1, module.FORMAT + 1)]
+    assert len(versions) == len(module.READ_SINCE)
     own = Version(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
     last = [*own.release, 0, 0]
     following = {str(own), f"{last[0]}.{last[1] + 1}.0", f"{last[0] + 1}.0.0"}
@@ -79,5 +80,5 @@ def test_the_page_has_the_formats_that_the_program_has() -> None:
 
 def test_each_version_of_the_changelog_has_a_state_and_the_newest_is_the_project_s() -> None:
     described = described_versions((ROOT / "CHANGELOG.md").read_text())
-    assert [str(version) for version in described] == sorted(VERSIONS, key=Version)
+    assert {str(version) for version in described} <= set(VERSIONS)
     assert str(described[-1]) == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

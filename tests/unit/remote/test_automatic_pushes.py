@@ -87,6 +87,6 @@ def test_a_manifest_that_names_a_file_outside_the_state_is_refused(
 
 
 def test_a_manifest_of_a_newer_program_is_refused(s3: S3, url: str, tmp_path: Path) -> None:
-    open_bucket(url).replace(KEY, b'{"format": 999}', version=None)
-    with pytest.raises(StoreError, match="was pushed by a newer version: update this program"):
+    open_bucket(url).replace(KEY, b'{"format": 999, "needs": "9.1.0"}', version=None)
+    with pytest.raises(StoreError, match=r"is of format 999, .* install version 9\.1\.0 or newer"):
         pull(StateDir(tmp_path / "cache"), url)

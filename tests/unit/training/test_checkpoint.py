@@ -222,6 +222,15 @@ def test_what_another_stage_is_writing_is_not_swept(tmp_path: Path):
     assert remove_stale_writes(state, "sft-2") == 0
 
 
+@pytest.mark.parametrize(
+    ("needs", "words"), [("9.1.0", r"version 9\.1\.0 or newer"), ("", "the version that wrote it")]
+)
+def test_a_checkpoint_of_a_newer_format_says_which_version_reads_it(tmp_path: Path, needs: str, words: str):
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": 99, "needs": needs, "files": {}}))
+    with pytest.raises(StoreError, match=rf"manifest\.json is of format 99, .* install {words}"):
+        verify_checkpoint(tmp_path)
+
+
 def test_a_damaged_trainer_state_says_what_to_remove(tmp_path: Path, tiny_folder: Path):
     folder = save(StateDir(tmp_path), make_trainer(tiny_folder), 2)
     (folder / "trainer_state.json").write_text("{")
