@@ -33,11 +33,14 @@ def check_catalog(name: str, state: StateDir) -> Finding:
     if said.status == 0:
         (row,) = json.loads(said.stdout)
         return Finding(name=name, status=Status.OK, message=f"{state.catalog} opens and has {row['n']:,} episodes")
+    remedy = f"{pipeline_line(state, 'rebuild-catalog')} rebuilds it from the stored data; nothing is lost"
     try:
-        message = str(json.loads(said.stderr.splitlines()[-1])["error"]["message"])
+        error = json.loads(said.stderr.splitlines()[-1])["error"]
+        message = str(error["message"])
+        if error["type"] == StoreError.__name__:
+            remedy = ""  # of the parts, for which the message has the command
     except (ValueError, KeyError, IndexError, TypeError):
         message = f"{state.catalog} cannot be queried ({said.stderr_tail})"
-    remedy = f"{pipeline_line(state, 'rebuild-catalog')} rebuilds it from the stored data; nothing is lost"
     return Finding(name=name, status=Status.MISSING, message=message, remedy=remedy)
 
 

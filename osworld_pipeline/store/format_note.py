@@ -48,17 +48,6 @@ def read_format(root: Path) -> FormatNote:
     return note
 
 
-def write_format(root: Path) -> None:
-    """Records that the parts below `root` are of the present format. Raises StoreError."""
-    _write(root, FORMAT)
-
-
-def begin_format(root: Path, *, is_new: bool) -> None:
-    """Writes the note if there is none. `is_new`: no part exists yet, so that all are written by this version. Raises
-    StoreError."""
-    if not (root / NOTE).is_file():
-        _write(root, FORMAT if is_new else 1)
-
-
-def _write(root: Path, number: int) -> None:
+def write_format(root: Path, number: int = FORMAT) -> None:
+    """Raises StoreError."""
     write_file(root / NOTE, orjson.dumps(asdict(FormatNote(format=number, needs=READ_SINCE[number]))) + b"\n")

@@ -22,7 +22,7 @@ import orjson
 from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.store.format_note import read_format
+from osworld_pipeline.store.format_note import FORMAT, NOTE, read_format, write_format
 
 DETAILS_OF: Mapping[str, tuple[str, ...]] = {
     "episodes": ("steps", "sequences"),
@@ -205,6 +205,13 @@ def has_parts(root: Path) -> bool:
     """Whether any head was written below `root`."""
     folders = (root / head / below for head in DETAILS_OF for below in ("", COMPACTED))
     return any(name != SEED for folder in folders for name in list_names(folder))
+
+
+def begin_format(root: Path) -> None:
+    """Writes the note of the format if there is none: the present format before the first part, else 1. Raises
+    StoreError."""
+    if not (root / NOTE).is_file():
+        write_format(root, 1 if has_parts(root) else FORMAT)
 
 
 def list_names(folder: Path) -> list[str]:

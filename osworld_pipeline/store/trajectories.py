@@ -34,7 +34,6 @@ from osworld_pipeline.domain.stage_record import StageAttempt, UpdateRecord
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.store.blobs import BlobStore
-from osworld_pipeline.store.format_note import begin_format
 from osworld_pipeline.store.merging import MERGE_PARTS, PartMerger
 from osworld_pipeline.store.old_tokens import need_sequences
 from osworld_pipeline.store.part_files import (
@@ -44,7 +43,7 @@ from osworld_pipeline.store.part_files import (
     INCOMING,
     KEY_OF,
     PartFile,
-    has_parts,
+    begin_format,
     take_snapshot,
 )
 from osworld_pipeline.store.reading import read_part_table, read_rows, row_groups_from
@@ -213,7 +212,7 @@ class TrajectoryStore:
         if not _PART.fullmatch(part):
             raise StoreError(f"'{part}' cannot name a part of {head}: use letters, digits, '.', '_' and '-'")
         if not self._has_note:
-            begin_format(self.root, is_new=not has_parts(self.root))
+            begin_format(self.root)
             self._has_note = True
         version = next_version(self.root, head)
         name = f"{part}~{version:016x}-{secrets.token_hex(3)}.parquet"

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from osworld_pipeline.atomic_io import write_parquet
 from osworld_pipeline.columns import PART_TABLES, TIME, marked, stored
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.store.format_note import begin_format
 from osworld_pipeline.store.old_tokens import need_sequences
 from osworld_pipeline.store.part_files import (
     COMPACTED,
@@ -26,7 +25,7 @@ from osworld_pipeline.store.part_files import (
     SEED,
     HeadFiles,
     Manifest,
-    has_parts,
+    begin_format,
     take_snapshot,
 )
 from osworld_pipeline.tables.live_files import live_files_sql, not_retired_sql, store_retired
@@ -63,6 +62,7 @@ def create_pinned_views(connection: duckdb.DuckDBPyConnection, state: StateDir) 
 
 def pin_snapshot(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
     """Pins the views of `connection` to the current files, for all following queries. Raises StoreError."""
+    need_sequences(state.trajectories)
     pin_files(connection, state, {head: take_snapshot(state.trajectories, head) for head in DETAILS_OF})
 
 
@@ -100,7 +100,7 @@ def seed_tables(state: StateDir) -> None:
             path = folder / SEED
             if not set(schema.names) <= set(_columns_of(path)):  # that of a newer program has more
                 write_parquet(path, marked(schema.empty_table()))
-    begin_format(state.trajectories, is_new=not has_parts(state.trajectories))
+    begin_format(state.trajectories)
 
 
 _VARIABLES = tuple(

@@ -23,6 +23,7 @@ from osworld_pipeline.doctor.stores import (
 from osworld_pipeline.domain.finding import Status
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.store.format_note import NOTE
 from osworld_pipeline.tables.catalog import rebuild_catalog
 
 
@@ -65,6 +66,17 @@ def test_a_catalog_is_asked_and_a_damaged_one_is_told_in_its_own_words(state: St
     assert found.status == Status.MISSING
     assert "cannot open" in found.message
     assert "nothing is lost" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("note", "words"), [('{"format": 99, "needs": "9.1.0"}', "install version 9.1.0 or newer"), ("{", "remove it")]
+)
+def test_a_state_that_cannot_be_read_is_not_answered_with_a_new_catalog(state: StateDir, note: str, words: str) -> None:
+    rebuild_catalog(state)
+    (state.trajectories / NOTE).write_text(note)
+    found = check_catalog("catalog", state)
+    assert (found.status, found.remedy) == (Status.MISSING, "")
+    assert words in found.message
 
 
 def test_mlflows_database_of_the_installed_schema_opens(state: StateDir) -> None:

@@ -68,9 +68,16 @@ def test_a_migrated_state_reads_as_the_same_episodes_and_tokens(state: StateDir,
 
 
 def test_every_use_of_an_old_state_names_the_command_that_migrates_it(state: StateDir) -> None:
+    rebuild_catalog(state)
     make_old(state)
     before = {path: path.read_bytes() for path in state.root.rglob("*") if path.is_file()}
-    uses = (TrajectoryStore, rebuild_catalog, rebuild_store, lambda state: compact_store(state, min_parts=1))
+    uses = (
+        TrajectoryStore,
+        rebuild_catalog,
+        rebuild_store,
+        lambda state: compact_store(state, min_parts=1),
+        lambda state: run_query(state, TOKENS),
+    )
     for use in uses:
         with pytest.raises(StoreError, match=r"3 files in .*episodes are of .* below 10.* migrate --state"):
             use(state)
