@@ -254,7 +254,7 @@ def _is_newer(path: Path, table: str) -> bool:
         return is_newer(found.metadata) or not set(found.names) <= {*stored(table).names, *OLD_COLUMNS.get(table, ())}
     except FileNotFoundError as error:
         raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
 
 

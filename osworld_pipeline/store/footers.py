@@ -48,7 +48,7 @@ def read_footer(path: Path) -> Footer:
         found = pq.read_metadata(path)
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is damaged ({error}): restore it from a copy") from error
     names = (found.schema.column(index).path for index in range(found.num_columns))
     places = {name: index for index, name in enumerate(names) if name in _COLUMNS}

@@ -157,5 +157,5 @@ def images_of(path: Path) -> Iterator[list[str]]:
                     yield [sha256 for sha256 in flat.unique().to_pylist() if sha256]
     except FileNotFoundError:
         return  # removed meanwhile by its owner, so it has no references
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is damaged ({error}), so its references are unknown: restore or remove it") from error

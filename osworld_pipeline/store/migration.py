@@ -87,5 +87,5 @@ def _version(path: Path) -> int | None:
     """The schema version of a file; None if it is no number."""
     try:
         return schema_version(pq.read_metadata(path).metadata)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error

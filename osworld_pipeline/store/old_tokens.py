@@ -54,7 +54,7 @@ def _is_old(head: Path) -> bool:
         version = schema_version(pq.read_metadata(head).metadata)
     except FileNotFoundError:
         return False
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _damaged(head, error) from error
     return version is not None and version < OLDEST_READ
 

@@ -14,6 +14,8 @@ from osworld_pipeline.errors import StoreError, TableError
 from osworld_pipeline.integrations.osgym.prompts import read_prompt, without_oldest, write_prompt
 from osworld_pipeline.runs.checkpoints.external import add_checkpoint
 from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store.format_note import NOTE
+from osworld_pipeline.store.migration import migrate_parts
 from osworld_pipeline.store.pack_files import read_members
 from osworld_pipeline.store.packs import Packs, write_pack
 from osworld_pipeline.tables.catalog import rebuild_catalog
@@ -59,6 +61,8 @@ def _old_part(data: bytes) -> None:
         _written(folder, "episodes").write_bytes(data)
         for sequences in (StateDir(folder).trajectories / "sequences").glob("*.parquet"):
             sequences.unlink()
+        (StateDir(folder).trajectories / NOTE).unlink()  # without it the state is of format 1
+        migrate_parts(StateDir(folder).trajectories)
         store = TrajectoryStore(StateDir(folder))
         for part in store.existing_parts():
             store.read_episodes(part)
