@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from env_server_process import processes_below, running_env_server
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe, load_recipe
@@ -28,31 +28,14 @@ from osworld_pipeline.tables.query import run_query
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
 
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 RECIPE = load_recipe("smoke")
 RENAME, BUTTON = (recipe_suite(RECIPE).train[index] for index in (0, 2))
 READY_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=list(QUIET))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1000, "height": 800})
-    page = context.new_page()
-    page.set_default_timeout(30_000)
-    expect.set_options(timeout=30_000)
-    yield page
-    context.close()
+def viewport() -> tuple[int, int]:
+    return 1000, 800
 
 
 class Demonstrating:

@@ -7,17 +7,13 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from env_server_process import RunningServer, running_env_server
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.browser]
 
 TOKEN = "a secret"
 VIEWER = "http://127.0.0.1:8765"
 RECORD = "eval-c-0/a b"
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 TASK = {
     "id": "make-a-file",
     "instruction": "Make the file yes.txt on the desktop.",
@@ -40,28 +36,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=list(QUIET))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def complaints() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def page(browser: Browser, complaints: list[str]) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1000, "height": 800})
-    page = context.new_page()
-    page.set_default_timeout(30_000)
-    expect.set_options(timeout=30_000)
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    yield page
-    context.close()
+def viewport() -> tuple[int, int]:
+    return 1000, 800
 
 
 @pytest.fixture

@@ -12,15 +12,11 @@ import httpx
 import orjson
 import pytest
 from env_server_process import RunningServer, desktops_below, processes_below, running_env_server
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from playwright.sync_api import Page, Route, expect
 
 pytestmark = [pytest.mark.desktop, pytest.mark.slow, pytest.mark.browser]
 
 TOKEN = "a secret"
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 TASK = {
     "id": "<b>bold</b> task",
     "instruction": "<img src=x onerror=\"document.title='taken over'\"> Type a word.",
@@ -34,32 +30,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("status")
     with running_env_server(folder, "--screen-size", "640x480", num_replicas=2, token=TOKEN) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=list(QUIET))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def complaints() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def page(browser: Browser, complaints: list[str]) -> Iterator[Page]:
-    """A tab of its own; what its console says is kept."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    page = context.new_page()
-    page.set_default_timeout(30_000)
-    expect.set_options(timeout=30_000)
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    yield page
-    context.close()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from viewer_samples import BUTTON, CLICK, GSPO, KEY, SFT, SIZE, TASKS, make_played, write_sample_store
 
 from osworld_pipeline.domain.state import StateDir
@@ -21,10 +21,6 @@ from osworld_pipeline.store import TrajectoryStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
-QUIET = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
 SOLVED = f"/episode/eval-{GSPO}-{KEY}-{TASKS[0][0]}-s0"
 FAILED = f"/episode/eval-{SFT}-{KEY}-{TASKS[1][0]}-s0"
 PAGES = ("/", "/episodes", SOLVED, f"/group/{GSPO}-u0000-g00", "/groups", f"/compare?a={SFT}&b={GSPO}", "/compare")
@@ -66,25 +62,14 @@ def url(state: StateDir) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=list(QUIET))
-        yield browser
-        browser.close()
+def viewport() -> tuple[int, int]:
+    return 1366, 768
 
 
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A tab of its own, whose console has nothing to complain of."""
-    complaints: list[str] = []
-    context = browser.new_context(viewport={"width": 1366, "height": 768})
-    page = context.new_page()
-    page.set_default_timeout(20_000)
-    expect.set_options(timeout=20_000)
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    yield page
-    context.close()
+@pytest.fixture(autouse=True)
+def quiet(complaints: list[str]) -> Iterator[None]:
+    """The console of a page has nothing to complain of."""
+    yield
     assert complaints == []
 
 
