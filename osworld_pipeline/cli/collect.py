@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli import completion
 from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import (
     CheckpointOption,
@@ -16,6 +15,7 @@ from osworld_pipeline.cli.options import (
     SmokeOption,
     StateOption,
     TasksOption,
+    TrainSuiteOption,
     recipe_source,
 )
 from osworld_pipeline.cli.shown import counted, say
@@ -32,9 +32,7 @@ def register(app: typer.Typer) -> None:
 def collect(
     checkpoint: CheckpointOption = "",
     oracle: Annotated[bool, typer.Option("--oracle", help="The scripts that solve the recipe's own tasks.")] = False,
-    suite: Annotated[
-        str, typer.Option(help="Name of a suite; default: train (the recipe's).", autocompletion=completion.suites)
-    ] = "",
+    suite: TrainSuiteOption = "",
     tasks: TasksOption = "",
     max_tasks: MaxTasksOption = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes of each task.")] = 1,

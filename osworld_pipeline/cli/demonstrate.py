@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osworld_pipeline.cli import completion
 from osworld_pipeline.cli.machine import JsonOption, print_json
 from osworld_pipeline.cli.options import (
     RecipeOption,
     SettingsOption,
     SmokeOption,
     StateOption,
+    TrainSuiteOption,
     recipe_source,
     writable_state,
 )
@@ -31,9 +31,7 @@ def register(app: typer.Typer) -> None:
 
 def demonstrate(
     task: Annotated[str, typer.Option(help="The task's id.")],
-    suite: Annotated[
-        str, typer.Option(help="Name of a suite; default: train (the recipe's).", autocompletion=completion.suites)
-    ] = "train",
+    suite: TrainSuiteOption = "train",
     server: Annotated[
         str,
         typer.Option(

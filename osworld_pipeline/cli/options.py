@@ -33,6 +33,9 @@ CheckpointOption = Annotated[
         autocompletion=completion.checkpoints,
     ),
 ]
+TrainSuiteOption = Annotated[
+    str, typer.Option(help="Name of a suite; default: train (the recipe's).", autocompletion=completion.suites)
+]
 StateOption = Annotated[Path, typer.Option(envvar=STATE_VARIABLE, help="The state folder.")]
 StateRemoteOption = Annotated[
     str,
