@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+PROJECT_VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 export PYTHONUNBUFFERED := 1
 # Without cached bytecode every program compiles torch and transformers again, which takes longer than all other
 # imports.
@@ -98,7 +98,7 @@ check: setup-python ## format, lint, types, import layers, links, words
 images: ## container images env-server, pipeline and trainer; BUILDER=docker, TAG=PREFIX, OPTIONS=... (docs/containers.md)
 	@for target in env-server pipeline trainer; do \
 	  $(or $(BUILDER),podman) build $(OPTIONS) -f deploy/Containerfile --target $$target \
-	    -t $(or $(TAG),localhost/osworld)/$$target:$(VERSION) . || exit; \
+	    -t $(or $(TAG),localhost/osworld)/$$target:$(PROJECT_VERSION) . || exit; \
 	done
 
 release: setup-python ## VERSION=0.2.0: check, build and tag a release, and write its notes; DRY=1 only shows it
