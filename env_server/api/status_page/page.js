@@ -267,8 +267,11 @@ function watchScreens() {
   watch(closeUp, zoomed ? [zoomed.id] : []);
 }
 
+// Also the end of its live picture: a frame of the next desktop may come before the figures that name that desktop.
 function dropPicture(card) {
   card.version = null;
+  card.isLive = false;
+  if (zoomed === card) isZoomLive = false;
   card.image.hidden = true;
   card.noPicture.hidden = false;
 }
