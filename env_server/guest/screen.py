@@ -5,6 +5,7 @@ about a millisecond."""
 import io
 import os
 import struct
+import threading
 import zlib
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class Screen:
     """The framebuffer of one Xvfb, started with `-fbdir`."""
 
     def __init__(self, framebuffer: Path, display: Display) -> None:
-        self._display = display
+        self._display, self._lock = display, threading.Lock()
         # Read, not mapped: the file belongs to the desktop's user; truncating a mapped file would kill this process.
         self._file = os.open(framebuffer, os.O_RDONLY | os.O_CLOEXEC)
         header = _HEADER.unpack(os.pread(self._file, _HEADER.size, 0))
@@ -36,8 +37,10 @@ class Screen:
         self._bytes = self.stride * self.height
 
     def pixels(self) -> bytes:
-        """Four bytes per pixel, after the X server has processed all requests sent so far."""
-        self._display.sync()
+        """Four bytes per pixel, after the X server has processed all requests sent so far. Safe to call from several
+        threads."""
+        with self._lock:  # of two threads that use one connection, one may wait for the other's answer without end
+            self._display.sync()
         data = os.pread(self._file, self._bytes, self._start)
         if len(data) != self._bytes:
             raise OSError("the X server's framebuffer has been truncated")

@@ -109,6 +109,19 @@ async def test_the_mouse_cursor_is_in_the_screenshot(guest: GuestClient) -> None
     assert before.crop(box).tobytes() != after.crop(box).tobytes()
 
 
+async def test_many_clients_look_while_one_acts(guest: GuestClient) -> None:
+    async def look() -> None:
+        for _ in range(100):
+            assert await guest.screenshot("jpeg")
+
+    async def act() -> None:
+        for index in range(20):
+            assert await guest.act([call("moveTo", 10 + index, 10)], settle_s=0.1)
+
+    async with asyncio.timeout(90):
+        await asyncio.gather(look(), look(), look(), act())
+
+
 async def test_every_printable_character_typed_into_a_terminal_arrives(guest: GuestClient) -> None:
     await open_terminal(guest)
     text = string.printable[:95]
