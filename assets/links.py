@@ -26,7 +26,8 @@ def log_links(
         links |= {name: dg.MetadataValue.url(url) for name, url in viewer_links(address, run.run_id).items()}
     if servers is not None and not servers.is_embedded:
         for number, url in enumerate(servers.urls, start=1):
-            links[f"desktops {number}"] = dg.MetadataValue.url(f"{url.rstrip('/')}{STATUS_PAGE}")
+            address = url.removeprefix("dns+").rstrip("/")
+            links[f"desktops {number}"] = dg.MetadataValue.url(f"{address}{STATUS_PAGE}")
     partition = str(context.partition_key) if context.has_partition_key else None
     context.log_event(dg.AssetObservation(asset_key=context.asset_key, partition=partition, metadata=links))
 

@@ -70,7 +70,8 @@ async def serve(
     listener: socket.socket,
     extra_listeners: Sequence[ExtraListener] = (),
 ) -> None:
-    """Serves until SIGTERM or SIGINT; then calls in progress get `drain_timeout_s`, and every replica is stopped.
+    """Serves until SIGTERM or SIGINT; then live episodes get `drain_episodes_s`, calls in progress `drain_timeout_s`,
+    and every replica is stopped.
 
     Raises:
         DependencyError, ReplicaError: the desktops cannot be started; they have been removed.
@@ -133,20 +134,28 @@ async def _serve_pool(
 
 
 async def _drain(settings: Settings, episodes: EpisodeTable, stop: _Stop) -> None:
-    """New episodes are refused; calls in progress may finish; then every remaining episode is closed."""
+    """New episodes are refused; live ones may end, then calls in progress; then every remaining episode is closed."""
     episodes.pool.drain()
     log.info("draining: %d episodes, %d calls in progress", len(episodes), episodes.num_calls)
+    if not await _are_none_left(lambda: episodes.num_open, settings.drain_episodes_s, stop):
+        log.info("%d episodes did not end within %g s", episodes.num_open, settings.drain_episodes_s)
+    if not await _are_none_left(lambda: episodes.num_calls, settings.drain_timeout_s, stop):
+        log.warning("%d calls did not finish within %g s", episodes.num_calls, settings.drain_timeout_s)
+    await episodes.close_all("the env server is shutting down")
 
-    async def quiet() -> None:
-        while episodes.num_calls:  # noqa: ASYNC110 - polled rarely, and for a short time
+
+async def _are_none_left(count: Callable[[], int], limit_s: float, stop: _Stop) -> bool:
+    """False if some are left at the limit, or at a second signal."""
+
+    async def none_left() -> None:
+        while count():  # noqa: ASYNC110 - a program that ends polls
             await asyncio.sleep(DRAIN_POLL_S)
 
     try:
-        async with asyncio.timeout(settings.drain_timeout_s):
-            await _finishes_before(stop.hurried, quiet())
+        async with asyncio.timeout(limit_s):
+            return await _finishes_before(stop.hurried, none_left())
     except TimeoutError:
-        log.warning("%d calls did not finish within %g s", episodes.num_calls, settings.drain_timeout_s)
-    await episodes.close_all("the env server is shutting down")
+        return not count()
 
 
 def _server(app: ASGIApp, limits: ConnectionLimits) -> "_Server":

@@ -102,9 +102,10 @@ class _ServerSettings(Table):
     """An episode without calls for this time is closed; one with a call in progress never is."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """For the first warm replica; the very first start may build the image."""
+    drain_episodes_s: Annotated[float, Option(), Field(ge=0)] = 0.0
+    """How long live episodes may go on after SIGTERM, while new ones are refused. A second SIGTERM ends at once."""
     drain_timeout_s: Annotated[float, Option(), Field(ge=0)] = 30.0
-    """How long calls in progress may take after SIGTERM, before every episode is closed. A second SIGTERM ends at
-    once."""
+    """How long calls in progress may take after that, before every remaining episode is closed."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 8 * 1024 * 1024
     """A larger request is answered 413."""
     max_connections: Annotated[int, Option(), Field(gt=0)] = 2048

@@ -56,7 +56,7 @@ class LiveScreens:
                 if replica.replica_id in wanted
             ]
             sent = dict.fromkeys(cameras, 0)
-            while not self._pool.is_draining and time.monotonic() < end:
+            while not self._pool.is_ending and time.monotonic() < end:
                 has_changed.clear()
                 for camera in cameras:
                     if camera.num_frames > sent[camera]:

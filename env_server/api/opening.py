@@ -32,6 +32,9 @@ class Asked(Protocol):
     @property
     def record_id(self) -> str: ...
 
+    @property
+    def queue_s(self) -> float | None: ...
+
 
 def client_of(request: Request) -> str:
     """The client id for the queue of a request that names none: its address."""
@@ -46,6 +49,7 @@ async def open_unless_gone(
     client_id: str,
     request_id: str,
     request: Request,
+    queue_s: float | None = None,
 ) -> Opened | None:
     """None if the client disconnected; for a named request the opened episode is kept for a few seconds for a retry.
 
@@ -59,7 +63,7 @@ async def open_unless_gone(
         else:
             await episodes.close(opened[0].episode_id, "its client hung up during reset", outcome="client_gone")
 
-    opening = episodes.open(task_config, env_config, client_id=client_id, request_id=request_id)
+    opening = episodes.open(task_config, env_config, client_id=client_id, request_id=request_id, queue_s=queue_s)
     return await while_connected(request, opening, undo=undo)
 
 
@@ -75,6 +79,7 @@ async def open_and_tell(
         client_id=message.client_id or client_of(request),
         request_id=message.request_id,
         request=request,
+        queue_s=message.queue_s,
     )
     if opened is None:
         return None

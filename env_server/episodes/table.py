@@ -101,6 +101,11 @@ class EpisodeTable:
         return iter([entry.episode for entry in self._entries.values()])
 
     @property
+    def num_open(self) -> int:
+        """Live episodes, and those being opened."""
+        return self._num_opening + len(self._entries)
+
+    @property
     def num_calls(self) -> int:
         """Calls in progress: episodes being opened, and live ones that are busy."""
         return self._num_opening + sum(entry.episode.is_busy for entry in self._entries.values())
@@ -129,10 +134,16 @@ class EpisodeTable:
             )
 
     async def open(
-        self, task_config: Mapping[str, Any], env_config: EnvConfig, *, client_id: str, request_id: str = ""
+        self,
+        task_config: Mapping[str, Any],
+        env_config: EnvConfig,
+        *,
+        client_id: str,
+        request_id: str = "",
+        queue_s: float | None = None,
     ) -> Opened:
         """A cancelled caller leaves no episode behind; one that named its request may retry within a few seconds and
-        gets the episode that was being opened.
+        gets the episode that was being opened. `queue_s`: as in Pool.lease_replica.
 
         Raises:
             TaskError, ScreenSizeError: refused before a desktop is leased.
@@ -140,12 +151,12 @@ class EpisodeTable:
             SetupError, ReplicaError: the desktop could not be set up; it has been returned to the pool.
         """
         if not request_id:
-            return await self._open(self.plan(task_config, env_config), env_config, client_id)
+            return await self._open(self.plan(task_config, env_config), env_config, client_id, queue_s)
         key = (client_id, request_id)
         opening = self._openings.get(key)
         if opening is None or not self._is_wanted(opening):
             plan = self.plan(task_config, env_config)
-            opening = asyncio.create_task(self._open(plan, env_config, client_id))
+            opening = asyncio.create_task(self._open(plan, env_config, client_id, queue_s))
             self._openings[key] = opening
             opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # avoids "never retrieved"
         self._num_waiting[opening] += 1
@@ -170,11 +181,11 @@ class EpisodeTable:
         if opening is not None:
             asyncio.get_running_loop().call_later(self._unclaimed_s, self._abandon, opening, time.monotonic())
 
-    async def _open(self, plan: Plan, env_config: EnvConfig, client_id: str) -> Opened:
+    async def _open(self, plan: Plan, env_config: EnvConfig, client_id: str, queue_s: float | None) -> Opened:
         self._num_opening += 1
         try:
             async with AsyncExitStack() as stack:
-                lease = await stack.enter_async_context(self.pool.lease_replica(client_id))
+                lease = await stack.enter_async_context(self.pool.lease_replica(client_id, queue_s=queue_s))
                 episode = Episode(
                     episode_id=uuid.uuid4().hex,
                     plan=plan,
@@ -271,6 +282,7 @@ class EpisodeTable:
     async def close_all(self, reason: str) -> None:
         """No episode is opened afterwards."""
         self._closing.set()
+        self.pool.is_ending = True
         openings, self._openings = self._openings, {}
         if openings:
             _, stuck = await asyncio.wait(openings.values(), timeout=CLOSE_GRACE_S)

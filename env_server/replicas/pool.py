@@ -34,7 +34,9 @@ class Pool:
             for index in range(num_replicas)
         ]
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_draining = False
+        self._is_draining = self._is_cordoned = False
+        self.is_ending = False
+        """Every episode is being closed."""
         self._mean_lease_s: float | None = None
         self.on_wait: Callable[[float], None] = lambda _: None
         """Called with the seconds that each lease was waited for."""
@@ -49,7 +51,8 @@ class Pool:
 
     @property
     def is_draining(self) -> bool:
-        return self._is_draining
+        """It grants no leases, for now or for good."""
+        return self._is_draining or self._is_cordoned
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
@@ -95,13 +98,27 @@ class Pool:
     def drain(self) -> None:
         """Grants no further leases; waiting clients get an error at once. Live leases are not affected."""
         self._is_draining = True
+        self._refuse_waiting()
+
+    def cordon(self, *, is_cordoned: bool) -> None:
+        """As `drain`, but it can be undone."""
+        self._is_cordoned = is_cordoned
+        if is_cordoned:
+            self._refuse_waiting()
+
+    def _refuse_waiting(self) -> None:
         while self._waiting:
             future = self._waiting.pop()
             if not future.done():
-                future.set_exception(NoCapacityError("the env server is shutting down; use another one"))
+                future.set_exception(self._refusal())
+
+    def _refusal(self) -> NoCapacityError:
+        why = "is shutting down" if self._is_draining else "takes no new episodes at present"
+        return NoCapacityError(f"the env server {why}; use another one")
 
     async def close(self) -> None:
         """Stops every desktop; idempotent."""
+        self.is_ending = True
         self.drain()
         for task in self._tasks:
             task.cancel()
@@ -112,14 +129,15 @@ class Pool:
         await self.provider.close()
 
     @asynccontextmanager
-    async def lease_replica(self, client_id: str) -> AsyncIterator[Lease]:
-        """A warm desktop; it is returned and reset when the block ends.
+    async def lease_replica(self, client_id: str, *, queue_s: float | None = None) -> AsyncIterator[Lease]:
+        """A warm desktop; it is returned and reset when the block ends. `queue_s`: a shorter limit of the wait than the
+        pool's own.
 
         Raises:
             NoCapacityError: none became free within the bounded wait.
         """
         asked_at = time.monotonic()
-        lease = await self._take(client_id)
+        lease = await self._take(client_id, min(self._queue_timeout_s, queue_s or math.inf))
         taken_at = time.monotonic()
         self.on_wait(taken_at - asked_at)
         try:
@@ -129,9 +147,9 @@ class Pool:
             lasted_s, mean_s = time.monotonic() - taken_at, self._mean_lease_s
             self._mean_lease_s = lasted_s if mean_s is None else mean_s + LEASE_WEIGHT * (lasted_s - mean_s)
 
-    async def _take(self, client_id: str) -> Lease:
-        if self._is_draining:
-            raise NoCapacityError("the env server is shutting down; use another one")
+    async def _take(self, client_id: str, queue_s: float) -> Lease:
+        if self.is_draining:
+            raise self._refusal()
         if self._free and not self._waiting:
             lease = self._free.popleft()
             lease.take()
@@ -139,14 +157,14 @@ class Pool:
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         self._waiting.push(client_id, future)
         try:
-            async with asyncio.timeout(self._queue_timeout_s):
+            async with asyncio.timeout(queue_s):
                 lease = await future
             lease.take()
             return lease
         except TimeoutError as error:
             self._give_up(client_id, future)
             raise NoCapacityError(
-                f"none of the {self.num_replicas} replicas became free within {self._queue_timeout_s:g} s; "
+                f"none of the {self.num_replicas} replicas became free within {queue_s:g} s; "
                 "close episodes, or start the server with more --replicas"
             ) from error
         except asyncio.CancelledError:

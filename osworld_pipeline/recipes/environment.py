@@ -45,7 +45,7 @@ VARIABLES = (
         key="desktop.server_urls",
         kind="URLs, comma-separated",
         parse=_urls,
-        meaning="Env servers, used in turn.",
+        meaning="Env servers; an episode goes to the one with the most free desktops.",
     ),
     Variable(
         name="OSWORLD_REPLAY_BUFFER",

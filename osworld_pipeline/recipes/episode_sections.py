@@ -33,7 +33,10 @@ class DesktopSection(Section):
     """Location, number and appearance of the desktops."""
 
     server_urls: Annotated[tuple[str, ...], NOT_LEARNED] = ()
-    """Base URLs of env servers, used in turn; empty: start one here, with local desktops."""
+    """Base URLs of env servers; an episode goes to the one with the most free desktops. `dns+http://NAME:PORT` stands
+    for every address of that name, also of servers that come later. Empty: start one here, with local desktops."""
+    may_mix_servers: Annotated[bool, NOT_LEARNED] = False
+    """Whether servers may differ in desktop image or grader. An evaluation on such servers has no rank."""
     num_replicas: Annotated[int, NOT_LEARNED] = Field(default=2, ge=1)
     """Desktops used at a time, over all servers."""
     screen_width: Annotated[int, IN_TINY_TOKENIZER] = Field(default=1920, ge=64)

@@ -1,4 +1,4 @@
-"""The env server's client: connections to one server or several in rotation, and the retries of calls.
+"""The env server's client: connections to one server or several, and the retries of calls.
 
 With our server, resets have ids, steps have numbers and evaluations are cached. A call whose answer was lost (a broken
 connection, a timeout, a gateway's error) is therefore retried for a while and still executed only once. For a server
@@ -16,6 +16,7 @@ from typing import Any, Self
 import httpx
 from pydantic import ValidationError
 
+from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 from osworld_pipeline.errors import EnvServerError, EvaluatorError, PipelineError, ReplicaError
@@ -30,6 +31,7 @@ from osworld_pipeline.rollout.env_answers import (
     read_observation,
     unreachable,
 )
+from osworld_pipeline.rollout.env_fleet import EnvFleet, ServerState
 from osworld_pipeline.rollout.http_desktop import HttpDesktop, backoff_s
 from osworld_pipeline.wire import (
     EnvConfig,
@@ -66,13 +68,15 @@ class EnvClient:
         timeouts: EnvTimeouts | None = None,
         client_id: str = "",
         settle: Settle = "fixed",
+        may_mix_servers: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`base_urls`: a comma-separated string, or a sequence. `settle`: how steps pause; a server without this option
-        makes the full pause. `transport` replaces the network in tests."""
+        """`base_urls`: a comma-separated string, or a sequence; `dns+http://NAME:PORT` stands for every address of that
+        name. `settle`: how steps pause; a server without this option makes the full pause. `may_mix_servers`: they may
+        differ in desktop image and grader. `transport` replaces the network in tests."""
         parts = base_urls.split(",") if isinstance(base_urls, str) else base_urls
-        self.base_urls = tuple(url.strip().rstrip("/") for url in parts if url.strip())
-        if not self.base_urls:
+        addresses = tuple(url.strip().rstrip("/") for url in parts if url.strip())
+        if not addresses:
             raise EnvServerError(
                 f"no env server address given; start one with: {shell_line(ENV_SERVER, '--provider', 'local')}"
             )
@@ -80,7 +84,7 @@ class EnvClient:
         self.timeouts = timeouts or EnvTimeouts()
         self.client_id = client_id
         self.settle: Settle = settle
-        self._next_url = itertools.cycle(self.base_urls)
+        self.fleet = EnvFleet(addresses, self, may_mix=may_mix_servers)
         self._stragglers: set[asyncio.Future[None]] = set()
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
@@ -92,11 +96,17 @@ class EnvClient:
         )
 
     def desktop(self) -> HttpDesktop:
-        """A desktop that is not reset yet, on the next server in rotation."""
-        return HttpDesktop(self, next(self._next_url))
+        """A desktop that is not reset yet; its reset chooses the server."""
+        return HttpDesktop(self)
 
-    def another_url(self) -> str:
-        return next(self._next_url)
+    async def connect(self) -> None:
+        """Checks that a server answers and that all that answer may be used together; from then on servers that come
+        and go are noticed.
+
+        Raises:
+            EnvServerError: no server answers, or two differ in desktop image or grader; names them.
+        """
+        await self.fleet.open()
 
     async def health(self) -> tuple[HealthAnswer, ...]:
         """The health answer of every server.
@@ -104,29 +114,26 @@ class EnvClient:
         Raises:
             EnvServerError: a server is unreachable; names it.
         """
-        return tuple([await self._health(url) for url in self.base_urls])
-
-    async def describe(self) -> tuple[dict[str, Any] | None, ...]:
-        """The description of every server (version, image_digest, grader_version, ...); None if it has none."""
-        return tuple([await self._describe(url) for url in self.base_urls])
+        return tuple([await self.health_of(server.url) for server in self.fleet.servers])
 
     async def close_left_over(self) -> int:
-        """Releases the desktops of live episodes with this client's name, and returns their number. Call it before the
-        first episode, if no other live process has the name. Servers that do not list their episodes are skipped; there
-        the episodes end after the idle timeout.
-
-        Raises:
-            EnvServerError: a server is unreachable; names it.
-        """
-        left = [(url, episode_id) for url in self.base_urls for episode_id in await self._own_episodes(url)]
-        for url, episode_id in left:
-            await self.close_episode(url, episode_id)
-        return len(left)
+        """Releases the desktops of live episodes with this client's name, and returns their number. Call it after
+        `connect` and before the first episode, if no other live process has the name. Servers that do not list their
+        episodes, or do not answer, are skipped; there the episodes end after the idle timeout."""
+        num_closed = 0
+        for server in self.fleet.servers:
+            if server.state is ServerState.DOWN:
+                continue
+            for episode_id in await self._own_episodes(server.url):
+                await self.close_episode(server.url, episode_id)
+                num_closed += 1
+        return num_closed
 
     async def close(self) -> None:
         """Waits (within the request's own limit) for replicas that are still being released."""
         if self._stragglers:
             await asyncio.wait(self._stragglers, timeout=self.timeouts.close_s)
+        await self.fleet.close()
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -158,7 +165,7 @@ class EnvClient:
     async def can_resend(self, base_url: str) -> bool:
         """Whether the server reports that a reset with an id may be sent again."""
         try:
-            return (await self._health(base_url)).can_resend
+            return (await self.health_of(base_url)).can_resend
         except EnvServerError:
             return False
 
@@ -199,6 +206,7 @@ class EnvClient:
         except (httpx.HTTPError, RuntimeError):
             # RuntimeError: the client was closed before the desktop.
             return
+        self.fleet.released(base_url)
 
     def close_when_done(self, base_url: str, pending: "asyncio.Future[ResetAnswer]") -> None:
         async def give_back() -> None:
@@ -212,7 +220,7 @@ class EnvClient:
         self._stragglers.add(straggler)
         straggler.add_done_callback(self._stragglers.discard)
 
-    async def _health(self, base_url: str) -> HealthAnswer:
+    async def health_of(self, base_url: str) -> HealthAnswer:
         try:
             response = await self._http.get(f"{base_url}/health")
             response.raise_for_status()
@@ -228,11 +236,19 @@ class EnvClient:
             raise ReplicaError(f"{base_url} has no screen of episode {episode_id}: it was closed, or its desktop died")
         return await read_observation(ObservationMessage.model_validate(found["observation"]))
 
-    async def _describe(self, base_url: str) -> dict[str, Any] | None:
-        return await self._fetch(base_url, "/v1/server")
+    async def grounds_of(self, base_url: str) -> Grounds | None:
+        info = await self._fetch(base_url, "/v1/server")
+        if info is None:
+            return None
+        return Grounds(
+            image_digest=str(info.get("image_digest", "")), grader_version=str(info.get("grader_version", ""))
+        )
 
     async def _own_episodes(self, base_url: str) -> list[str]:
-        listed = await self._fetch(base_url, "/v1/episodes") or {}
+        try:
+            listed = await self._fetch(base_url, "/v1/episodes") or {}
+        except UnreachableError:
+            return []
         return [one["episode_id"] for one in listed.get("episodes", ()) if one.get("client_id") == self.client_id]
 
     async def _fetch(self, base_url: str, path: str) -> dict[str, Any] | None:

@@ -26,22 +26,26 @@ from osworld_pipeline.wire import (
 if TYPE_CHECKING:
     from osworld_pipeline.rollout.env_client import EnvClient
 
+QUEUE_S = 10.0
+"""How long a reset waits at one of several servers, before another one that may have a free desktop is asked."""
+
 
 class HttpDesktop:
     """One episode's desktop. Single use: reset once, then act, score, close."""
 
-    def __init__(self, client: "EnvClient", base_url: str) -> None:
+    def __init__(self, client: "EnvClient") -> None:
         self._client = client
-        self._base_url = base_url
+        self._base_url = ""
         self._episode_id: str | None = None
         self._num_steps = 0
         self._can_resend = False
 
     async def reset(self, task: Task, *, record_id: str = "") -> tuple[Observation, DesktopInfo]:
-        """Waits for a free replica within `capacity_s`, trying the servers in rotation.
+        """Waits for a free replica within `capacity_s`, on the server with the most free ones.
 
         Raises:
-            NoCapacityError, EnvServerError: none became free, or no server answered, within the limit.
+            NoCapacityError, EnvServerError: none became free, or no server answered, within the limit; or every server
+                was refused.
             SetupError, ReplicaError: the task could not be set up, or its replica died.
         """
         assert self._episode_id is None, "a desktop is reset once"
@@ -63,16 +67,25 @@ class HttpDesktop:
         return await read_observation(answer), info
 
     async def _reset_within_limit(self, request: dict[str, Any]) -> ResetAnswer:
-        deadline = time.monotonic() + self._client.timeouts.capacity_s
+        fleet, deadline = self._client.fleet, time.monotonic() + self._client.timeouts.capacity_s
+        fleet.watch()
         for attempt in itertools.count():
+            server = fleet.choose()
+            self._base_url = server.url
+            body = {**request, "queue_s": QUEUE_S} if fleet.has_several else request
             try:
-                return await self._reset_or_give_back(request)
+                return await self._reset_or_give_back(body)
             except (BusyError, UnreachableError) as error:
+                if isinstance(error, BusyError):
+                    fleet.is_full(server)
+                else:
+                    fleet.is_unreachable(server, error)
+                if fleet.has_free:
+                    continue
                 asked_s = error.retry_after_s if isinstance(error, BusyError) else None
                 wait_s = backoff_s(attempt) if asked_s is None else asked_s * random.uniform(0.75, 1.25)
                 if time.monotonic() + wait_s > deadline:
                     raise
-                self._base_url = self._client.another_url()
                 await asyncio.sleep(wait_s)
         raise AssertionError("unreachable: the loop above has no end")
 

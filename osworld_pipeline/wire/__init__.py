@@ -48,6 +48,8 @@ class ResetRequest(Message):
     """The client, for a fair share of the queue; empty uses the peer address."""
     request_id: str = Field(default="", max_length=128)
     """The client's own name for this reset: if it is sent again after a lost answer, it returns the same episode."""
+    queue_s: float | None = Field(default=None, gt=0, le=3600, allow_inf_nan=False)
+    """Longest wait for a free desktop in seconds, where the server's own limit is longer; then 503."""
     record_id: str = Field(default="", max_length=MAX_RECORD_ID)
     """The id under which the client will store the episode, for people who watch the desktop on /status."""
 

@@ -31,6 +31,8 @@ class OpenRequest(Message):
     env_config: EnvConfig = Field(default_factory=EnvConfig)
     client_id: str = Field(default="", max_length=128)
     """The client id by which the queue is fair; empty means the peer address."""
+    queue_s: float | None = Field(default=None, gt=0, le=3600, allow_inf_nan=False)
+    """Longest wait for a free desktop in seconds, where the server's own limit is longer; then 503."""
     record_id: str = Field(default="", max_length=MAX_RECORD_ID)
     """The id under which the client will store the episode, for people who watch the desktop on /status."""
 
@@ -154,6 +156,13 @@ class ReplicaInfo(Message):
 class ReplicaList(Message):
     replicas: tuple[ReplicaInfo, ...]
     waiting: int
+
+
+class CordonRequest(Message):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    is_cordoned: bool
+    """Whether new episodes are refused."""
 
 
 class ServerInfo(Message):

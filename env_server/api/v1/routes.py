@@ -12,6 +12,7 @@ from env_server.api.faults import ERROR_ANSWERS
 from env_server.api.opening import CLIENT_CLOSED_REQUEST, open_and_tell
 from env_server.api.quick_route import QuickRoute
 from env_server.api.v1.messages import (
+    CordonRequest,
     EpisodeInfo,
     EpisodeList,
     EvaluationReply,
@@ -181,6 +182,7 @@ def _server_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
             limits={
                 "queue_timeout_s": settings.queue_timeout_s,
                 "idle_ttl_s": settings.idle_ttl_s,
+                "drain_episodes_s": settings.drain_episodes_s,
                 "drain_timeout_s": settings.drain_timeout_s,
                 "max_body_bytes": settings.max_body_bytes,
                 "setup_timeout_s": settings.limits.setup_timeout_s,
@@ -189,6 +191,13 @@ def _server_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
                 "download_max_bytes": settings.limits.download_max_bytes,
             },
         )
+
+    @router.post("/server/cordon", summary="Refuse or accept new episodes", status_code=204, response_class=Response)
+    async def cordon(message: CordonRequest) -> Response:
+        """Live episodes go on. While cordoned, /health says `draining` and /readyz is 503; clients with several servers
+        use the others. Stop the server when it has no episode left."""
+        pool.cordon(is_cordoned=message.is_cordoned)
+        return Response(status_code=204)
 
     return router
 

@@ -9,6 +9,7 @@ from typing import Any
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import Episode
+from osworld_pipeline.domain.grounds import has_other_grounds
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.evaluation.suite_files import EvalSuite
@@ -21,7 +22,6 @@ from osworld_pipeline.runs.checkpoints.external import require_unchanged
 from osworld_pipeline.runs.evaluate.plan import EvaluationJob, load_tasks, plan_evaluation
 from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.runs.messages import Progress, Report, Warned
-from osworld_pipeline.runs.rollouts.grounds import has_other_grounds
 from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, num_slots, rollout_session
 
 
@@ -74,7 +74,7 @@ async def _evaluate(policy: Policy, evaluation: _Evaluation, launched: SharedSer
             engine_token=job.engine_token,
             report=evaluation.report,
         ) as session:
-            again = await on_other_grounds(finished, session, evaluation.report)
+            again = on_other_grounds(finished, session, evaluation.report)
             episodes[:] = [episode for part, episode in finished.items() if part not in again]
             report_progress()
             missing += [plan.episodes[part] for part in again]
@@ -87,10 +87,10 @@ async def _evaluate(policy: Policy, evaluation: _Evaluation, launched: SharedSer
     }
 
 
-async def on_other_grounds(finished: Mapping[str, Episode], session: RolloutSession, report: Report) -> frozenset[str]:
+def on_other_grounds(finished: Mapping[str, Episode], session: RolloutSession, report: Report) -> frozenset[str]:
     """Names of the finished episodes that were graded on another desktop image or by another grader than those of the
     servers. Together with new episodes they would mix two scores."""
-    grounds = await session.grounds()
+    grounds = session.grounds()
     if grounds is not None and len(grounds) > 1:
         named = "; ".join(sorted(map(str, grounds)))
         message = f"the env servers differ in desktop image or grader ({named}): this evaluation will have no rank"

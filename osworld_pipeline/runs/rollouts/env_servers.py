@@ -30,7 +30,7 @@ async def open_env_client(
     """`purpose`: identifies the program and stays the same when it is restarted (a stage key).
 
     Raises:
-        EnvServerError: a server does not answer; names it.
+        EnvServerError: no server answers, or two differ in desktop image or grader; names them.
         StoreError: the name cannot be locked in the state folder.
     """
     with client_name(state, purpose) as (name, is_sole):
@@ -40,10 +40,11 @@ async def open_env_client(
             client_id=name,
             env_config=env_config(recipe),
             settle=recipe.desktop.settle,
+            may_mix_servers=recipe.desktop.may_mix_servers,
             timeouts=EnvTimeouts(request_s=recipe.env_request_timeout_s),
         )
         async with client:
-            await client.health()
+            await client.connect()
             if is_sole:
                 await client.close_left_over()
             yield client

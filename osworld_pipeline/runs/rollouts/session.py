@@ -2,7 +2,7 @@
 store."""
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import SamplingParams
+from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.policy_servers.launch import launched_servers
@@ -28,7 +29,6 @@ from osworld_pipeline.runs.parity.newcomer import newcomer_check
 from osworld_pipeline.runs.parity.probe import ParityReport, probe_parity
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
-from osworld_pipeline.runs.rollouts.grounds import Grounds, grounds_of_servers
 from osworld_pipeline.store.trajectories import TrajectoryStore
 
 log = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ class RolloutSession:
     renderer: Renderer | None
     """None for a chat engine without a processor."""
     utilisation: Utilisation
-    grounds: Callable[[], Awaitable[frozenset[Grounds] | None]]
-    """Requests the images and graders of the env servers; None if one of them does not report its own."""
+    grounds: Callable[[], frozenset[Grounds] | None]
+    """The images and graders of the env servers in use; None if one of them does not report its own."""
     parity: ParityReport | None = None
     """None if the engine was not probed."""
 
@@ -110,7 +110,7 @@ async def rollout_session(
             store=store,
             renderer=renderer,
             utilisation=utilisation,
-            grounds=partial(grounds_of_servers, client),
+            grounds=client.fleet.grounds,
             parity=parity,
         )
 

@@ -10,11 +10,11 @@ import duckdb
 
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.domain.replay import ReplayVerification
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.runs.rollouts.grounds import Grounds
 from osworld_pipeline.runs.verify_replay.playback import PlayedBack
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback
 from osworld_pipeline.tables.catalog import first_line

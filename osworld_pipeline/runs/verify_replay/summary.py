@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 
 from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.domain.digest import digest_json
+from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.checkpoints.ids import training_data_digest
 from osworld_pipeline.runs.code_version import code_version
-from osworld_pipeline.runs.rollouts.grounds import Grounds
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback, PlaybackPlan, chosen_playbacks
 from osworld_pipeline.runs.verify_replay.record import Verdict, VerificationRecord
 from osworld_pipeline.tables.replay.rows import ReplayCoverage

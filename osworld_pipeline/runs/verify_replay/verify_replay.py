@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.domain.replay import ReplayVerification
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError
@@ -15,7 +16,6 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.messages import Progress, Report
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
-from osworld_pipeline.runs.rollouts.grounds import Grounds, grounds_of_servers
 from osworld_pipeline.runs.verify_replay.job import VerificationJob
 from osworld_pipeline.runs.verify_replay.journal import VerificationJournal
 from osworld_pipeline.runs.verify_replay.playback import PlaybackLimits, play_back
@@ -44,7 +44,7 @@ async def _verify(
     plan = await asyncio.to_thread(plan_playbacks, state, min_reward=recipe.replay.threshold)
     record = await asyncio.to_thread(read_record, state)
     async with open_env_client(recipe, state, servers, purpose="verify_replay") as client:
-        grounds = await grounds_of_servers(client)
+        grounds = client.fleet.grounds()
         verifier = Verifier(
             plan, record, grounds=grounds, recipe=recipe, make_desktop=client.desktop, write=journal.write
         )

@@ -170,7 +170,7 @@ def pool_of(*guests: Guest) -> Any:
     replicas = [
         SimpleNamespace(replica_id=f"r{index}", desktop=SimpleNamespace(guest=one)) for index, one in enumerate(guests)
     ]
-    return SimpleNamespace(replicas=replicas, is_draining=False)
+    return SimpleNamespace(replicas=replicas, is_ending=False)
 
 
 @pytest.fixture(autouse=True)
@@ -243,14 +243,14 @@ async def test_a_guest_without_frames_is_asked_once() -> None:
     read.cancel()
 
 
-async def test_streams_end_when_the_server_drains_and_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_end_with_the_server_and_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_of(Guest())
     screens = LiveScreens(pool)
     reading = asyncio.ensure_future(anext(screens.stream(["r0"], 480), None))
     await asyncio.sleep(0.05)
-    pool.is_draining = True
+    pool.is_ending = True
     assert await asyncio.wait_for(reading, 1) is None
-    pool.is_draining = False
+    pool.is_ending = False
     monkeypatch.setattr(live, "STREAM_S", 0.1)
     assert await asyncio.wait_for(anext(screens.stream(["r0"], 480), None), 1) is None
 

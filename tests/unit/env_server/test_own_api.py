@@ -250,6 +250,28 @@ async def test_server_says_what_its_figures_depend_on() -> None:
         assert fields["limits"]["idle_ttl_s"] == 900
 
 
+async def test_a_cordoned_server_refuses_new_episodes_and_goes_on_with_the_others() -> None:
+    async with serving(2) as server:
+        url = await opened(server)
+        assert (await server.post("/v1/server/cordon", is_cordoned=True)).status_code == 204
+        assert fault(await server.post("/v1/episodes", request_id="another", task_config=TASK)) == (503, "no_capacity")
+        assert (await server.http.get("/health")).json()["status"] == "draining"
+        assert (await server.http.get("/v1/server")).json()["is_draining"]
+        assert (await server.post(f"{url}/steps", step=1, action="WAIT", pause=0)).status_code == 200
+        assert (await server.post("/v1/server/cordon", is_cordoned=False)).status_code == 204
+        assert (await server.post("/v1/episodes", request_id="another", task_config=TASK)).status_code == 201
+
+
+async def test_a_client_may_ask_for_a_shorter_wait_for_a_desktop() -> None:
+    async with serving(1, queue_timeout_s=30.0) as server:
+        await opened(server)
+        answer = await server.post("/v1/episodes", request_id="another", task_config=TASK, queue_s=0.05)
+        assert fault(answer) == (503, "no_capacity")
+        assert "within 0.05 s" in answer.json()["error"]
+        answer = await server.post("/reset", task_config=TASK, queue_s=0.05)
+        assert "within 0.05 s" in answer.json()["error"]
+
+
 async def test_crashed_grader_and_dead_desktop_are_faults_without_a_reward() -> None:
     async with serving() as server:
         answer = await server.post("/v1/episodes", request_id="r", task_config=CRASHING)

@@ -81,10 +81,10 @@ async def test_retry_after_grows_with_the_queue_and_with_how_long_leases_take_an
             await asyncio.sleep(0.6)
         await until(lambda: pool.num_free == 1)
         async with pool.lease_replica("a"):
-            waiting = [asyncio.create_task(pool._take("b")) for _ in range(4)]
+            waiting = [asyncio.create_task(pool._take("b", 30.0)) for _ in range(4)]
             await until(lambda: pool.num_waiting == 4)
             assert 2 <= pool.retry_after_s() <= 4
-            waiting += [asyncio.create_task(pool._take("b")) for _ in range(100)]
+            waiting += [asyncio.create_task(pool._take("b", 30.0)) for _ in range(100)]
             await until(lambda: pool.num_waiting == 104)
             assert pool.retry_after_s() == 30
             for task in waiting:
@@ -223,6 +223,31 @@ async def test_close_stops_every_desktop_even_under_a_live_lease() -> None:
         await pool.close()
     assert [desktop.is_stopped for desktop in provider.desktops] == [True, True]
     assert provider.is_closed
+
+
+async def test_a_client_may_wait_less_long_than_the_pool_allows_but_not_longer() -> None:
+    async with started(fake_pool(FakeProvider(), queue_timeout_s=0.2)) as pool, pool.lease_replica("a"):
+        for queue_s, expected in ((0.05, r"0\.05 s"), (30.0, r"0\.2 s")):
+            with pytest.raises(NoCapacityError, match=f"became free within {expected}"):
+                async with pool.lease_replica("b", queue_s=queue_s):
+                    pass
+
+
+async def test_a_cordoned_pool_grants_no_lease_until_it_is_opened_again() -> None:
+    async with started(fake_pool(FakeProvider(), queue_timeout_s=30.0)) as pool:
+        async with pool.lease_replica("a"):
+            waiting = asyncio.create_task(pool._take("b", 30.0))
+            await asyncio.sleep(0)
+            pool.cordon(is_cordoned=True)
+            with pytest.raises(NoCapacityError, match="takes no new episodes at present"):
+                await waiting
+        await until(lambda: pool.num_free == 1)
+        with pytest.raises(NoCapacityError, match="takes no new episodes at present"):
+            async with pool.lease_replica("b"):
+                pass
+        pool.cordon(is_cordoned=False)
+        async with pool.lease_replica("b"):
+            assert not pool.is_draining
 
 
 async def test_draining_answers_those_who_wait_at_once() -> None:

@@ -135,6 +135,34 @@ async def test_term_without_calls_in_progress_ends_at_once_though_episodes_are_o
         await asyncio.wait_for(server.serving, 3)
 
 
+async def test_term_lets_episodes_end_when_it_may_and_then_ends_at_once(tmp_path: Path) -> None:
+    async with listening(tmp_path, drain_episodes_s=60.0) as server, client_of(server) as http:
+        first, second = [(await http.post("/reset", json={"task_config": TASK})).json()["episode_id"] for _ in range(2)]
+        await term(server)
+        assert (await http.get("/health")).json()["status"] == "draining"
+        assert (await http.post("/reset", json={"task_config": TASK})).status_code == 503
+        for episode_id in (first, second):
+            step = await http.post("/step", json={"episode_id": episode_id, "action": "WAIT", "pause": 0})
+            assert step.status_code == 200
+            assert not server.serving.done()
+            await http.post("/close", json={"episode_id": episode_id})
+        await asyncio.wait_for(server.serving, 3)
+    assert all(desktop.is_stopped for desktop in server.provider.desktops)
+
+
+async def test_term_waits_for_episodes_only_so_long_and_a_second_term_no_longer(tmp_path: Path) -> None:
+    for limit_s, signals in ((0.3, 1), (60.0, 2)):
+        folder = tmp_path / str(signals)
+        folder.mkdir()
+        async with listening(folder, drain_episodes_s=limit_s) as server, client_of(server) as http:
+            await http.post("/reset", json={"task_config": TASK})
+            await term(server)
+            for _ in range(signals - 1):
+                os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(server.serving, 4)
+        assert all(desktop.is_stopped for desktop in server.provider.desktops)
+
+
 async def test_further_port_serves_the_same_episodes_with_an_application_of_its_own(tmp_path: Path) -> None:
     settings = Settings.from_environment({}, port=0, num_replicas=1, ready_file=tmp_path / "ready", drain_timeout_s=0)
     tables: list[Any] = []

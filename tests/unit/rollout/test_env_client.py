@@ -4,6 +4,7 @@ could act twice."""
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -171,11 +172,30 @@ async def test_an_unreachable_server_names_its_address_and_the_way_out(connect: 
             await client.desktop().reset(task)
 
 
-async def test_a_reset_moves_on_to_a_server_that_lives(connect: Any, task: Task) -> None:
+async def test_a_reset_moves_on_to_a_server_that_lives_without_a_wait(connect: Any, task: Task) -> None:
     client, server = connect({"/reset": [httpx.ConnectError("refused"), RESET]}, urls="http://one:1,http://two:1")
     async with client:
+        await asyncio.wait_for(client.desktop().reset(task), timeout=0.15)
         await client.desktop().reset(task)
-    assert [httpx.URL(url).host for url, _ in server.requests] == ["one", "two"]
+    assert [httpx.URL(url).host for url, _ in server.requests] == ["one", "two", "two"]
+
+
+async def test_of_several_full_servers_each_is_asked_before_the_client_waits(connect: Any, task: Task) -> None:
+    busy = failure(503, "no free replica", "no_capacity", **{"Retry-After": "1"})
+    client, server = connect({"/reset": [busy, busy, busy, RESET]}, urls="http://one:1,http://two:1,http://three:1")
+    async with client:
+        started = time.monotonic()
+        await client.desktop().reset(task)
+    assert sorted(httpx.URL(url).host for url, _ in server.requests[:3]) == ["one", "three", "two"]
+    assert 0.7 <= time.monotonic() - started < 1.6, "one wait, as long as the servers said"
+
+
+async def test_only_a_reset_at_one_of_several_servers_asks_for_a_short_queue(connect: Any, task: Task) -> None:
+    for urls, expected in (("http://one:1,http://two:1", 10.0), ("http://one:1", None)):
+        client, server = connect({}, urls=urls)
+        async with client:
+            await client.desktop().reset(task)
+        assert server.requests[0][1].get("queue_s") == expected
 
 
 FAILURES = [

@@ -32,6 +32,7 @@ TRAINED = [stage for stage in Stage if stage not in (Stage.BASE, Stage.EXTERNAL)
 SPEED: dict[str, Any] = {
     "desktop.num_replicas": 9,
     "desktop.server_urls": ["http://desktops.example:8100"],
+    "desktop.may_mix_servers": True,
     "desktop.request_timeout_s": 7.0,
     "trainer.max_tokens_per_batch": 65_536,
     "trainer.batching": "packed",

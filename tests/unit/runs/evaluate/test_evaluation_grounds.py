@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 from episode_samples import make_episode
 
+from osworld_pipeline.domain.grounds import Grounds, has_other_grounds
 from osworld_pipeline.runs.evaluate.evaluate import on_other_grounds
-from osworld_pipeline.runs.rollouts.grounds import Grounds, has_other_grounds
 from osworld_pipeline.runs.rollouts.session import RolloutSession
 
 OLD, NEW = (Grounds(image_digest="i" * 64, grader_version=version) for version in ("7", "8"))
@@ -24,31 +24,31 @@ class FakeSession:
     def __init__(self, grounds: frozenset[Grounds] | None) -> None:
         self._grounds = grounds
 
-    async def grounds(self) -> frozenset[Grounds] | None:
+    def grounds(self) -> frozenset[Grounds] | None:
         return self._grounds
 
 
-async def asked(grounds: frozenset[Grounds] | None) -> tuple[frozenset[str], list[str]]:
+def asked(grounds: frozenset[Grounds] | None) -> tuple[frozenset[str], list[str]]:
     warned: list[Any] = []
-    again = await on_other_grounds(FINISHED, cast(RolloutSession, FakeSession(grounds)), warned.append)
+    again = on_other_grounds(FINISHED, cast(RolloutSession, FakeSession(grounds)), warned.append)
     return again, [one.message for one in warned]
 
 
-async def test_what_another_grader_graded_runs_again_and_it_is_said() -> None:
-    again, (message,) = await asked(frozenset({NEW}))
+def test_what_another_grader_graded_runs_again_and_it_is_said() -> None:
+    again, (message,) = asked(frozenset({NEW}))
     assert again == {"old"}
     assert message == "1 episodes were graded on another desktop image or by another grader: they run again"
 
 
-async def test_servers_that_differ_are_named_and_nothing_runs_again() -> None:
-    again, (message,) = await asked(frozenset({OLD, NEW}))
+def test_servers_that_differ_are_named_and_nothing_runs_again() -> None:
+    again, (message,) = asked(frozenset({OLD, NEW}))
     assert again == frozenset()
     assert "iiiiiiiiiiii/grader 7; iiiiiiiiiiii/grader 8" in message
     assert message.endswith("this evaluation will have no rank")
 
 
-async def test_servers_that_do_not_say_what_they_are_change_nothing() -> None:
-    assert await asked(None) == (frozenset(), [])
+def test_servers_that_do_not_say_what_they_are_change_nothing() -> None:
+    assert asked(None) == (frozenset(), [])
 
 
 @pytest.mark.parametrize(("name", "is_other"), [("old", True), ("new", False), ("unknown", False)])

@@ -85,10 +85,10 @@ async def test_what_lives_under_ones_own_name_is_closed_and_nothing_else() -> No
     assert closed == [("ours", b'{"episode_id":"e1"}'), ("ours", b'{"episode_id":"e4"}')]
 
 
-async def test_a_server_that_does_not_answer_is_named() -> None:
+async def test_a_run_without_a_server_that_answers_ends_before_it_starts() -> None:
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
     async with EnvClient("http://gone:1", client_id="c", transport=httpx.MockTransport(refuse)) as client:
         with pytest.raises(EnvServerError, match="http://gone:1"):
-            await client.close_left_over()
+            await client.connect()

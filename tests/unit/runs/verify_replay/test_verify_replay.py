@@ -12,6 +12,7 @@ from PIL import Image
 from raw_samples import config
 
 from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.replay import ReplayVerification
 from osworld_pipeline.domain.state import StateDir
@@ -19,7 +20,6 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import ActionParseError, EnvServerError, EvaluatorError, ReplicaError, SetupError
 from osworld_pipeline.protocols import DesktopInfo
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.rollouts.grounds import Grounds
 from osworld_pipeline.runs.verify_replay.journal import FOLDER, ROWS_PER_PART, VerificationJournal
 from osworld_pipeline.runs.verify_replay.playback import PlaybackLimits, play_back
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback, PlaybackPlan, PlayedTurn

@@ -4,7 +4,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from osworld_pipeline.domain.episode import Episode
-from osworld_pipeline.rollout.env_client import EnvClient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +22,3 @@ def has_other_grounds(episode: Episode, grounds: Collection[Grounds] | None) -> 
     own = Grounds(image_digest=episode.image_digest, grader_version=episode.grader_version)
     is_known = bool(own.image_digest or own.grader_version)
     return is_known and bool(grounds) and own not in (grounds or ())
-
-
-async def grounds_of_servers(client: EnvClient) -> frozenset[Grounds] | None:
-    """The images and graders of the servers; None if one of them does not report its own."""
-    found = await client.describe()
-    if any(info is None for info in found):
-        return None
-    return frozenset(
-        Grounds(image_digest=str(info.get("image_digest", "")), grader_version=str(info.get("grader_version", "")))
-        for info in found
-        if info is not None
-    )

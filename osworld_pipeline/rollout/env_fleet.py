@@ -1,0 +1,258 @@
+"""The env servers of a run: which of them answer, what they have free, and which one gets the next episode.
+
+Servers may come, drain and go while the run uses them. Each is looked at every few seconds; an address `dns+http://...`
+is resolved again each time, and stands for every address that its name has.
+"""
+
+import asyncio
+import itertools
+import logging
+import random
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from osworld_pipeline.domain.grounds import Grounds
+from osworld_pipeline.errors import EnvServerError, PipelineError
+from osworld_pipeline.wire import HealthAnswer
+
+log = logging.getLogger(__name__)
+
+DNS_SCHEME = "dns+http"
+LOOK_INTERVAL_S = 3.0
+LOOK_LIMIT_S = 10.0
+"""A server that does not answer /health within this time gets no episode until it does."""
+
+
+class ServerState(StrEnum):
+    UNKNOWN = "unknown"
+    """Not looked at yet."""
+    UP = "up"
+    DRAINING = "draining"
+    """It finishes its episodes and takes no new ones."""
+    DOWN = "down"
+    REFUSED = "refused"
+    """Its desktops or its grader differ from those of the run."""
+
+
+@dataclass(eq=False)
+class EnvServer:
+    url: str
+    state: ServerState = ServerState.UNKNOWN
+    free: int | None = None
+    """Estimate of the free desktops; below 0 if this client has more resets waiting there. None if not reported."""
+    num_replicas: int = 0
+    grounds: Grounds | None = None
+    """None if the server does not report them, or has not been asked since it was down."""
+    last_turn: int = 0
+    complaint: str = ""
+    """Why it gets no episode."""
+
+
+class ServerQuestions(Protocol):
+    """What the fleet asks a server. Both raise EnvServerError if it does not answer."""
+
+    async def health_of(self, base_url: str) -> HealthAnswer: ...
+
+    async def grounds_of(self, base_url: str) -> Grounds | None:
+        """None if the server does not report them."""
+        ...
+
+
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+"""The addresses of a host name. Raises OSError."""
+
+
+async def resolve_name(host: str, port: int) -> Sequence[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return sorted({str(address[0]) for *_, address in found})
+
+
+class EnvFleet:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        questions: ServerQuestions,
+        *,
+        may_mix: bool = False,
+        resolve: Resolve = resolve_name,
+    ) -> None:
+        """`may_mix`: servers may differ in desktop image and grader.
+
+        Raises:
+            EnvServerError: an address with `dns+` is not `dns+http://NAME:PORT`.
+        """
+        self._questions, self._may_mix, self._resolve = questions, may_mix, resolve
+        self._names = {address: _name_of(address) for address in addresses if address.startswith("dns+")}
+        self._servers = {address: EnvServer(address) for address in addresses if address not in self._names}
+        self._found: dict[str, frozenset[str]] = {}
+        """The servers of each name that was resolved."""
+        self._grounds: Grounds | None = None
+        """Those of the run: of the first server that reported its own."""
+        self._turns = itertools.count(1)
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def servers(self) -> tuple[EnvServer, ...]:
+        return tuple(self._servers.values())
+
+    @property
+    def has_several(self) -> bool:
+        return len(self._servers) > 1 or bool(self._names)
+
+    @property
+    def has_free(self) -> bool:
+        """Whether a server seems to have a free desktop."""
+        return any(_capacity(server) > 0 for server in self._eligible())
+
+    async def open(self) -> None:
+        """Looks at every server. Those that do not answer are named in the log, and used as soon as they answer.
+
+        Raises:
+            EnvServerError: no server answers, or two of them differ in desktop image or grader; names them.
+        """
+        await self.look()
+        differing = next((server for server in self.servers if server.state is ServerState.REFUSED), None)
+        if differing is not None:
+            raise EnvServerError(differing.complaint)
+        if not any(server.state in (ServerState.UP, ServerState.DRAINING) for server in self.servers):
+            raise EnvServerError(self._complaints() or f"no env server has the name {', '.join(self._names)}")
+        self.watch()
+
+    def grounds(self) -> frozenset[Grounds] | None:
+        """The images and graders of the servers that are in use, as of the last look; None if one does not report its
+        own."""
+        found = {one.grounds for one in self.servers if one.state in (ServerState.UP, ServerState.DRAINING)}
+        return None if None in found else frozenset(one for one in found if one is not None)
+
+    def watch(self) -> None:
+        """Looks at the servers every few seconds from now on, until `close`. With one server there is no choice."""
+        if self._watching is None and self.has_several:
+            self._watching = asyncio.create_task(self._watch(), name="env servers")
+
+    async def close(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S * random.uniform(0.75, 1.25))
+            await self.look()
+
+    def choose(self) -> EnvServer:
+        """The server with the most free desktops, in turn among equals. If none answers, one of those that may come
+        back.
+
+        Raises:
+            EnvServerError: every server was refused, or a name has no address.
+        """
+        candidates = self._eligible() or [one for one in self.servers if one.state is not ServerState.REFUSED]
+        if not candidates:
+            raise EnvServerError(self._complaints() or f"no env server has the name {', '.join(self._names)}")
+        server = max(candidates, key=lambda one: (_capacity(one), -one.last_turn))
+        server.last_turn = next(self._turns)
+        if server.free is not None:
+            server.free -= 1
+        return server
+
+    def is_full(self, server: EnvServer) -> None:
+        server.free = min(0, server.free or 0)
+
+    def is_unreachable(self, server: EnvServer, error: PipelineError) -> None:
+        self._set_down(server, str(error))
+
+    def released(self, url: str) -> None:
+        """An episode of this client there is over."""
+        server = self._servers.get(url)
+        if server is not None and server.free is not None:
+            server.free = min(server.free + 1, server.num_replicas)
+
+    async def look(self) -> None:
+        for address, (host, port) in self._names.items():
+            await self._resolve_one(address, host, port)
+        await asyncio.gather(*map(self._look_at, self.servers))
+        for server in self.servers:
+            self._compare(server)
+
+    async def _resolve_one(self, address: str, host: str, port: int) -> None:
+        """If the name cannot be resolved at present, its servers stay as they were."""
+        try:
+            async with asyncio.timeout(LOOK_LIMIT_S):
+                found = frozenset(_url(ip, port) for ip in await self._resolve(host, port))
+        except (OSError, TimeoutError) as error:
+            log.warning("%s does not resolve: %s", address, error or type(error).__name__)
+            return
+        old = self._found.get(address, frozenset())
+        self._found[address] = found
+        for url in sorted(found - old):
+            log.info("the env server at %s joins (%s)", url, address)
+            self._servers.setdefault(url, EnvServer(url))
+        for url in sorted(old - found):
+            log.info("the env server at %s has left (%s)", url, address)
+            self._servers.pop(url, None)
+
+    async def _look_at(self, server: EnvServer) -> None:
+        try:
+            async with asyncio.timeout(LOOK_LIMIT_S):
+                health = await self._questions.health_of(server.url)
+                if server.grounds is None or server.state is ServerState.REFUSED:
+                    server.grounds = await self._questions.grounds_of(server.url)
+        except TimeoutError:
+            self._set_down(server, f"{server.url}/health did not answer within {LOOK_LIMIT_S:g} s")
+        except EnvServerError as error:
+            self._set_down(server, str(error))
+        else:
+            if server.state is ServerState.DOWN:
+                log.warning("the env server at %s answers again", server.url)
+            server.state = ServerState.DRAINING if health.status == "draining" else ServerState.UP
+            server.num_replicas = health.replicas
+            server.free = health.free if health.replicas else None
+
+    def _set_down(self, server: EnvServer, complaint: str) -> None:
+        if server.state is not ServerState.DOWN and self.has_several:
+            log.warning("%s; its episodes go to the other env servers", complaint)
+        server.state, server.complaint = ServerState.DOWN, complaint
+        # It may come back with another image.
+        server.free = server.grounds = None
+
+    def _compare(self, server: EnvServer) -> None:
+        if server.grounds is None or server.state is ServerState.DOWN:
+            return
+        self._grounds = self._grounds or server.grounds
+        if self._may_mix or server.grounds == self._grounds:
+            return
+        complaint = (
+            f"the env server at {server.url} has other desktops or another grader ({server.grounds}) than the run "
+            f"({self._grounds}); give all servers the same version and image, or set desktop.may_mix_servers=true"
+        )
+        if server.complaint != complaint:
+            log.warning("%s; it gets no episode", complaint)
+        server.state, server.complaint = ServerState.REFUSED, complaint
+
+    def _eligible(self) -> list[EnvServer]:
+        return [one for one in self.servers if one.state in (ServerState.UP, ServerState.UNKNOWN)]
+
+    def _complaints(self) -> str:
+        return "; ".join(server.complaint for server in self.servers if server.complaint)
+
+
+def _capacity(server: EnvServer) -> int:
+    return 1 if server.free is None else server.free
+
+
+def _name_of(address: str) -> tuple[str, int]:
+    with suppress(ValueError):
+        parts = urlsplit(address)
+        if parts.scheme == DNS_SCHEME and parts.hostname and parts.port and not parts.path.strip("/"):
+            return parts.hostname, parts.port
+    raise EnvServerError(f"the address of env servers by name must be {DNS_SCHEME}://NAME:PORT, not {address!r}")
+
+
+def _url(ip: str, port: int) -> str:
+    return f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}"

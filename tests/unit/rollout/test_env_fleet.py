@@ -1,0 +1,223 @@
+"""Which env server gets the next episode, while servers come, fill up, drain, go, and differ."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from osworld_pipeline.domain.grounds import Grounds
+from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.rollout import env_fleet
+from osworld_pipeline.rollout.env_fleet import EnvFleet
+from osworld_pipeline.wire import HealthAnswer
+
+A, B, C = "http://a:1", "http://b:1", "http://c:1"
+OURS = Grounds(image_digest="ours", grader_version="1")
+OTHER = Grounds(image_digest="other", grader_version="1")
+
+
+class Servers:
+    """What each server answers; one that is not in `free` does not answer."""
+
+    def __init__(self, **free: int) -> None:
+        self.free = {f"http://{name}:1": number for name, number in free.items()}
+        self.draining: set[str] = set()
+        self.grounds: dict[str, Grounds | None] = {}
+
+    async def health_of(self, base_url: str) -> HealthAnswer:
+        if base_url not in self.free:
+            raise EnvServerError(f"no env server answers at {base_url}")
+        status = "draining" if base_url in self.draining else "ok"
+        return HealthAnswer(status=status, episodes=0, replicas=8, free=self.free[base_url])
+
+    async def grounds_of(self, base_url: str) -> Grounds | None:
+        return self.grounds.get(base_url, OURS)
+
+
+def chosen(fleet: EnvFleet, number: int) -> Counter[str]:
+    return Counter(fleet.choose().url for _ in range(number))
+
+
+async def test_episodes_go_where_most_desktops_are_free() -> None:
+    fleet = EnvFleet([A, B, C], Servers(a=8, b=2, c=0))
+    await fleet.look()
+    assert chosen(fleet, 6) == {A: 6}
+    assert chosen(fleet, 4) == {A: 2, B: 2}, "both had two"
+    assert not fleet.has_free
+    assert chosen(fleet, 6) == {A: 2, B: 2, C: 2}, "nothing is free: they wait everywhere"
+
+
+async def test_before_anything_is_known_servers_get_episodes_in_turn() -> None:
+    fleet = EnvFleet([A, B], Servers())
+    assert [fleet.choose().url for _ in range(4)] == [A, B, A, B]
+
+
+async def test_a_server_that_reports_no_numbers_gets_episodes_in_turn_with_the_others() -> None:
+    class Foreign(Servers):
+        async def health_of(self, base_url: str) -> HealthAnswer:
+            return HealthAnswer(episodes=3)
+
+    fleet = EnvFleet([A, B], Foreign())
+    await fleet.look()
+    assert chosen(fleet, 6) == {A: 3, B: 3}
+
+
+async def test_an_episode_that_is_over_frees_its_desktop_at_once() -> None:
+    fleet = EnvFleet([A, B], Servers(a=1, b=0))
+    await fleet.look()
+    assert fleet.choose().url == A
+    fleet.released(B)
+    assert fleet.choose().url == B
+    for _ in range(20):
+        fleet.released(A)
+    assert fleet.servers[0].free == 8, "never more than it has"
+
+
+async def test_a_run_starts_with_the_servers_that_answer(caplog: pytest.LogCaptureFixture) -> None:
+    servers = Servers(b=1)
+    fleet = EnvFleet([A, B], servers)
+    await fleet.open()
+    assert "no env server answers at http://a:1; its episodes go to the other env servers" in caplog.text
+    assert chosen(fleet, 3) == {B: 3}
+    servers.free[A] = 8
+    await fleet.look()
+    assert "the env server at http://a:1 answers again" in caplog.text
+    assert chosen(fleet, 3) == {A: 3}
+    await fleet.close()
+
+
+async def test_a_run_without_any_server_that_answers_is_refused_with_the_names_of_all() -> None:
+    with pytest.raises(EnvServerError, match=r"at http://a:1; no env server answers at http://b:1"):
+        await EnvFleet([A, B], Servers()).open()
+
+
+async def test_a_draining_server_gets_no_episode_and_a_lost_one_neither_while_another_answers() -> None:
+    servers = Servers(a=8, b=8, c=1)
+    servers.draining.add(B)
+    fleet = EnvFleet([A, B, C], servers)
+    await fleet.look()
+    fleet.is_unreachable(fleet.servers[0], EnvServerError("the connection broke"))
+    assert chosen(fleet, 5) == {C: 5}
+    del servers.free[C], servers.free[B]
+    await fleet.look()
+    servers.draining.clear()
+    assert chosen(fleet, 2) == {A: 2}, "it answers again"
+
+
+async def test_when_all_are_down_each_is_tried_again() -> None:
+    fleet = EnvFleet([A, B], Servers())
+    await fleet.look()
+    assert chosen(fleet, 4) == {A: 2, B: 2}
+
+
+async def test_servers_that_differ_are_refused_at_the_start() -> None:
+    servers = Servers(a=1, b=1)
+    servers.grounds[B] = OTHER
+    with pytest.raises(EnvServerError, match=r"http://b:1 has other desktops .*other/grader 1.*ours/grader 1.*may_mix"):
+        await EnvFleet([A, B], servers).open()
+    mixed = EnvFleet([A, B], servers, may_mix=True)
+    await mixed.open()
+    assert chosen(mixed, 2) == {A: 1, B: 1}
+    await mixed.close()
+
+
+async def test_a_server_that_comes_back_with_another_image_gets_no_episode(caplog: pytest.LogCaptureFixture) -> None:
+    servers = Servers(a=1, b=8)
+    fleet = EnvFleet([A, B], servers)
+    await fleet.look()
+    free = servers.free.pop(B)
+    await fleet.look()
+    servers.free[B], servers.grounds[B] = free, OTHER
+    await fleet.look()
+    await fleet.look()
+    assert chosen(fleet, 3) == {A: 3}
+    assert caplog.text.count("it gets no episode") == 1
+    servers.free.pop(A)
+    servers.grounds[A] = OTHER
+    await fleet.look()
+    assert chosen(fleet, 1) == {A: 1}, "A may come back as it was; B did not"
+    servers.free[A] = 1
+    await fleet.look()
+    with pytest.raises(EnvServerError, match=r"http://a:1 has other desktops.*http://b:1 has other desktops"):
+        fleet.choose()
+
+
+async def test_a_refused_server_that_is_repaired_is_used() -> None:
+    servers = Servers(a=1, b=8)
+    fleet = EnvFleet([A, B], servers)
+    await fleet.look()
+    servers.free.pop(B)
+    await fleet.look()
+    servers.free[B], servers.grounds[B] = 8, OTHER
+    await fleet.look()
+    servers.grounds[B] = OURS
+    await fleet.look()
+    assert chosen(fleet, 3) == {B: 3}
+
+
+async def test_servers_of_a_name_come_and_go_with_its_addresses(caplog: pytest.LogCaptureFixture) -> None:
+    addresses: list[Sequence[str] | OSError] = [["10.0.0.1"]]
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        assert (host, port) == ("desktops.local", 8100)
+        if isinstance(addresses[0], OSError):
+            raise addresses[0]
+        return addresses[0]
+
+    servers = Servers()
+    first, second = "http://10.0.0.1:8100", "http://[fd00::2]:8100"
+    servers.free = {first: 2, second: 8}
+    fleet = EnvFleet(["dns+http://desktops.local:8100"], servers, resolve=resolve)
+    await fleet.open()
+    assert chosen(fleet, 1) == {first: 1}
+    addresses[0] = ["10.0.0.1", "fd00::2"]
+    await fleet.look()
+    assert chosen(fleet, 3) == {second: 3}
+    addresses[0] = OSError("no answer")
+    await fleet.look()
+    assert chosen(fleet, 3) == {second: 3}, "what was known stays"
+    assert "dns+http://desktops.local:8100 does not resolve: no answer" in caplog.text
+    addresses[0] = ["10.0.0.1"]
+    await fleet.look()
+    assert chosen(fleet, 3) == {first: 3}
+    addresses[0] = []
+    await fleet.look()
+    with pytest.raises(EnvServerError, match=r"no env server has the name dns\+http://desktops\.local:8100"):
+        fleet.choose()
+    await fleet.close()
+
+
+@pytest.mark.parametrize("address", ["dns+https://name:1", "dns+http://name", "dns+http://:1", "dns+http://a:b"])
+def test_a_name_needs_a_port_and_has_no_tls(address: str) -> None:
+    with pytest.raises(EnvServerError, match=r"must be dns\+http://NAME:PORT"):
+        EnvFleet([address], Servers())
+
+
+async def test_servers_are_looked_at_again_and_again_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)
+    servers = Servers(a=8)
+    fleet = EnvFleet([A, B], servers)
+    await fleet.open()
+    servers.free = {B: 8}
+    async with asyncio.timeout(5):
+        while fleet.choose().url != B:  # noqa: ASYNC110 - the state of another task
+            await asyncio.sleep(0.01)
+    await fleet.close()
+    servers.free = {A: 8}
+    await asyncio.sleep(0.05)
+    assert fleet.choose().url == B
+
+
+async def test_a_server_that_does_not_answer_in_time_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(Servers):
+        async def health_of(self, base_url: str) -> HealthAnswer:
+            if base_url == A:
+                await asyncio.sleep(60)
+            return await super().health_of(base_url)
+
+    monkeypatch.setattr(env_fleet, "LOOK_LIMIT_S", 0.05)
+    fleet = EnvFleet([A, B], Stuck(a=8, b=1))
+    await fleet.look()
+    assert fleet.servers[0].complaint == "http://a:1/health did not answer within 0.05 s"
+    assert chosen(fleet, 3) == {B: 3}
