@@ -40,7 +40,10 @@ resources:
     config: {urls: ["http://kvm-1:8100", "http://kvm-2:8100"], token: {env: ENV_SERVER_TOKEN}}
   launcher:
     config: {runs_on: {local: {grace_s: 60}}}
-```"""
+```
+A resource that a run does not name has its defaults, or what the file of `OSWORLD_DEPLOYMENT` gives it, so that
+*Materialize* in Dagster's page uses the recipe, desktops and cluster of your deployment. The file has the same form,
+with `resources` alone. A run that names a resource replaces all values of that one."""
 RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("state", StateResource),
     ("recipe", RecipeResource),
@@ -65,6 +68,11 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("WINDOWS_ADMIN_PASSWORD", "env server", "the password for the login of a Windows image"),
     ("OSGYM_ALLOWED_IPS", "env server", "addresses and networks that may use OSGym's worker ports, comma-separated"),
     ("OSWORLD_STATE", "pipeline, Dagster", "the state folder, unless set by `--state` or the resource `state`"),
+    (
+        "OSWORLD_DEPLOYMENT",
+        "Dagster, pipeline",
+        "a YAML file with `resources` as in a run's configuration, for runs that do not name them",
+    ),
     (
         "DAGSTER_HOME",
         "Dagster",

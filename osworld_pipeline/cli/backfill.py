@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from osworld_pipeline.cli import completion
-from osworld_pipeline.cli.options import CheckpointsOption, RecipeOption, StateOption, names_of
+from osworld_pipeline.cli.options import CheckpointsOption, RecipeOption, StateOption, names_of, recipe_source
 from osworld_pipeline.cli.shown import ScoreLine, planned_evaluations, say, show_scores
 
 if TYPE_CHECKING:
@@ -38,10 +38,9 @@ def backfill(
     backfill continues."""
     chosen, wanted = names_of(checkpoints), list(dict.fromkeys(names_of(suites)))
     from osworld_pipeline.cli.in_process.backfill import run_backfill
-    from osworld_pipeline.definitions import defs, environment
-    from resources.state import RecipeResource
+    from osworld_pipeline.definitions import defs
 
-    source = RecipeResource(name=recipe, settings=settings or [], smoke=smoke, environment=environment)
+    source = recipe_source(recipe, settings, smoke)
     num_seeds = len(source.load().evaluation.seeds)
 
     def on_start(checkpoint_ids: "Sequence[str]", on: "Sequence[EvalSuite]") -> None:

@@ -1,5 +1,6 @@
 """Options that several commands share: the recipe, its settings, the desktops and the state."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,11 +52,13 @@ MaxTasksOption = Annotated[int | None, typer.Option(min=1, help="Use only this m
 
 def recipe_source(name: str, settings: list[str] | None, smoke: bool, **given: object) -> "RecipeResource":
     """`given`: options that set keys of the recipe, e.g. `evaluation__max_turns=4`; None means not given."""
-    from osworld_pipeline.definitions import environment
+    from osworld_pipeline.recipes.environment import own_variables
     from resources.state import RecipeResource
 
     more = [f"{key.replace('__', '.')}={value}" for key, value in given.items() if value is not None]
-    return RecipeResource(name=name, settings=[*(settings or []), *more], smoke=smoke, environment=environment)
+    return RecipeResource(
+        name=name, settings=[*(settings or []), *more], smoke=smoke, environment=own_variables(os.environ)
+    )
 
 
 def existing_state(path: Path) -> "StateDir":

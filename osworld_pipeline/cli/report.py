@@ -1,5 +1,6 @@
 """`report`: evaluations, one training run, or one suite's leaderboard, each as an HTML page."""
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,10 +59,10 @@ def report(
         raise typer.BadParameter("--checkpoints applies only to the report of evaluations and to --all")
     from osworld_pipeline.runs.checkpoints.registry import all_checkpoints
     from osworld_pipeline.runs.evaluate import report as made
-    from resources.tracking import TrackingResource
+    from resources.deployment import deployment_tracking
 
     folder = fresh_state(state, state_remote, as_json=as_json)
-    uri = TrackingResource().resolve(folder)
+    uri = deployment_tracking(os.environ).resolve(folder)
     if training:
         stage_key = made.find_stage(folder, training)
         path = made.make_training_report(folder, stage_key, tracking_uri=uri, say=say)

@@ -9,6 +9,7 @@ import itertools
 import logging
 import random
 import socket
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from urllib.parse import urlsplit
 
 from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.errors import EnvServerError, PipelineError
+from osworld_pipeline.rollout.env_answers import UnreachableError
 from osworld_pipeline.wire import HealthAnswer
 
 log = logging.getLogger(__name__)
 
 DNS_SCHEME = "dns+http"
 LOOK_INTERVAL_S = 3.0
+NAME_LIMIT_S = 60.0
 LOOK_LIMIT_S = 10.0
 """A server that does not answer /health within this time gets no episode until it does."""
 
@@ -110,17 +113,22 @@ class EnvFleet:
         return any(_capacity(server) > 0 for server in self._eligible())
 
     async def open(self) -> None:
-        """Looks at every server. Those that do not answer are named in the log, and used as soon as they answer.
+        """Looks at every server. Those that do not answer are named in the log, and used as soon as they answer. A name
+        without an address gets some time to have one.
 
         Raises:
             EnvServerError: no server answers, or two of them differ in desktop image or grader; names them.
         """
         await self.look()
+        deadline = time.monotonic() + NAME_LIMIT_S
+        while not self._servers and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            await self.look()
         differing = next((server for server in self.servers if server.state is ServerState.REFUSED), None)
         if differing is not None:
             raise EnvServerError(differing.complaint)
         if not any(server.state in (ServerState.UP, ServerState.DRAINING) for server in self.servers):
-            raise EnvServerError(self._complaints() or f"no env server has the name {', '.join(self._names)}")
+            raise EnvServerError(self._complaints() or self._nameless())
         self.watch()
 
     def grounds(self) -> frozenset[Grounds] | None:
@@ -150,11 +158,12 @@ class EnvFleet:
         back.
 
         Raises:
-            EnvServerError: every server was refused, or a name has no address.
+            UnreachableError: no name has an address at present.
+            EnvServerError: every server was refused.
         """
         candidates = self._eligible() or [one for one in self.servers if one.state is not ServerState.REFUSED]
         if not candidates:
-            raise EnvServerError(self._complaints() or f"no env server has the name {', '.join(self._names)}")
+            raise EnvServerError(self._complaints()) if self._servers else UnreachableError(self._nameless())
         server = max(candidates, key=lambda one: (_capacity(one), -one.last_turn))
         server.last_turn = next(self._turns)
         if server.free is not None:
@@ -240,6 +249,9 @@ class EnvFleet:
 
     def _complaints(self) -> str:
         return "; ".join(server.complaint for server in self.servers if server.complaint)
+
+    def _nameless(self) -> str:
+        return f"no env server has the name {', '.join(self._names)}"
 
 
 def _capacity(server: EnvServer) -> int:

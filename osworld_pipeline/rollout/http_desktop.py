@@ -13,6 +13,7 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EvaluatorError, ReplicaError
 from osworld_pipeline.protocols import DesktopInfo
 from osworld_pipeline.rollout.env_answers import BusyError, LostAnswerError, UnreachableError, read_observation
+from osworld_pipeline.rollout.env_fleet import EnvServer
 from osworld_pipeline.wire import (
     MAX_NOTE,
     MAX_RECORD_ID,
@@ -70,16 +71,9 @@ class HttpDesktop:
         fleet, deadline = self._client.fleet, time.monotonic() + self._client.timeouts.capacity_s
         fleet.watch()
         for attempt in itertools.count():
-            server = fleet.choose()
-            self._base_url = server.url
-            body = {**request, "queue_s": QUEUE_S} if fleet.has_several else request
             try:
-                return await self._reset_or_give_back(body)
+                return await self._reset_at(fleet.choose(), request)
             except (BusyError, UnreachableError) as error:
-                if isinstance(error, BusyError):
-                    fleet.is_full(server)
-                else:
-                    fleet.is_unreachable(server, error)
                 if fleet.has_free:
                     continue
                 asked_s = error.retry_after_s if isinstance(error, BusyError) else None
@@ -88,6 +82,20 @@ class HttpDesktop:
                     raise
                 await asyncio.sleep(wait_s)
         raise AssertionError("unreachable: the loop above has no end")
+
+    async def _reset_at(self, server: EnvServer, request: dict[str, Any]) -> ResetAnswer:
+        """Raises BusyError, UnreachableError: the fleet has been informed."""
+        fleet = self._client.fleet
+        self._base_url = server.url
+        body = {**request, "queue_s": QUEUE_S} if fleet.has_several else request
+        try:
+            return await self._reset_or_give_back(body)
+        except BusyError:
+            fleet.is_full(server)
+            raise
+        except UnreachableError as error:
+            fleet.is_unreachable(server, error)
+            raise
 
     async def _reset_or_give_back(self, request: dict[str, Any]) -> ResetAnswer:
         """Sends one /reset. If its caller is cancelled meanwhile, the replica that it may still get is released."""

@@ -2,6 +2,7 @@
 backfill, so that it is reported to MLflow; on other tasks through the job `evaluate_tasks`. Both record every episode,
 continue after a stop, and rank."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from osworld_pipeline.runs.checkpoints.external import find_or_add
 from osworld_pipeline.runs.checkpoints.registry import newest_checkpoint
 from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_tasks, plan_evaluation
 from osworld_pipeline.store import TrajectoryStore
+from resources.deployment import deployment_tracking
 from resources.state import RecipeResource
-from resources.tracking import TrackingResource
 
 
 def run_evaluate(
@@ -76,8 +77,9 @@ def run_evaluate(
 def default_checkpoint(state: StateDir, source: RecipeResource) -> Checkpoint:
     """The champion if there is one; else the newest checkpoint. Raises TableError if there is none, with the command
     that trains one with `source`."""
+    tracking = deployment_tracking(os.environ)
     # A query to MLflow creates its database; without a database, no champion is set.
-    champion = TrackingResource().champion(state) if state.mlflow_db.is_file() else None
+    champion = tracking.champion(state) if tracking.uri or state.mlflow_db.is_file() else None
     found = find_or_add(state, champion) if champion else newest_checkpoint(state)
     if found is None:
         advised = pipeline_line(state, "train", *source.options)

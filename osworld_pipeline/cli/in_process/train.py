@@ -1,6 +1,7 @@
 """Training from the command line: trains the chosen stages, evaluates every checkpoint and ranks them, in this process
 with progress bars; ends with a table of success rates and their changes. The demo is this with its own recipe."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,9 @@ from osworld_pipeline.runs.checkpoints.endpoints import is_address
 from osworld_pipeline.runs.checkpoints.external import find_or_add
 from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, register_checkpoint
 from osworld_pipeline.runs.evaluate.plan import plan_evaluation
+from resources.deployment import deployment_tracking
 from resources.start import CHAMPION, TRAINED_STAGES
 from resources.state import RecipeResource
-from resources.tracking import TrackingResource
 
 STAGES = (Stage.BASE, *map(Stage, TRAINED_STAGES))
 EXAMPLE_QUERY = "SELECT checkpoint_id, count(*) AS tasks, avg(success::INT) AS success FROM evals GROUP BY 1 ORDER BY 1"
@@ -141,7 +142,7 @@ def find_start(instance: dg.DagsterInstance, state: StateDir, request: TrainRequ
     """
     first = request.chosen[0]
     if request.start == CHAMPION:
-        checkpoint_id = TrackingResource().champion(state)
+        checkpoint_id = deployment_tracking(os.environ).champion(state)
         if checkpoint_id is None:
             raise TableError("no champion is set: evaluate a trained checkpoint, or name a checkpoint (--from)")
         return register_checkpoint(state, checkpoint_id)

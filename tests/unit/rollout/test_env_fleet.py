@@ -9,6 +9,7 @@ import pytest
 from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.rollout import env_fleet
+from osworld_pipeline.rollout.env_answers import UnreachableError
 from osworld_pipeline.rollout.env_fleet import EnvFleet
 from osworld_pipeline.wire import HealthAnswer
 
@@ -183,9 +184,29 @@ async def test_servers_of_a_name_come_and_go_with_its_addresses(caplog: pytest.L
     assert chosen(fleet, 3) == {first: 3}
     addresses[0] = []
     await fleet.look()
-    with pytest.raises(EnvServerError, match=r"no env server has the name dns\+http://desktops\.local:8100"):
+    assert not fleet.has_free
+    with pytest.raises(UnreachableError, match=r"no env server has the name dns\+http://desktops\.local:8100"):
         fleet.choose()
     await fleet.close()
+
+
+async def test_a_name_gets_some_time_to_have_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(env_fleet, "NAME_LIMIT_S", 0.5)
+    asked: list[str] = []
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        return ["10.0.0.1"] if host == "late.local" and len(asked) > 3 else []
+
+    servers = Servers()
+    servers.free = {"http://10.0.0.1:8100": 2}
+    fleet = EnvFleet(["dns+http://late.local:8100"], servers, resolve=resolve)
+    await fleet.open()
+    assert fleet.choose().url == "http://10.0.0.1:8100"
+    await fleet.close()
+    with pytest.raises(EnvServerError, match=r"no env server has the name dns\+http://never\.local:8100"):
+        await EnvFleet(["dns+http://never.local:8100"], servers, resolve=resolve).open()
 
 
 @pytest.mark.parametrize("address", ["dns+https://name:1", "dns+http://name", "dns+http://:1", "dns+http://a:b"])
