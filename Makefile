@@ -9,7 +9,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check images release docs format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-deploy test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check images release docs format dev mlflow constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ test-sglang: setup-test ## the tests against real sglang servers on a CPU; creat
 
 test-install: setup-test ## the wheel in a fresh environment and an empty folder: init, setup, the smoke recipe, Dagster; minutes
 	@OSWORLD_TEST_INSTALL=1 $(BIN)/pytest -s tests/integration/test_installation.py
+
+test-deploy: setup-test images ## the images, and pods of the Kubernetes manifests by Podman: the smoke recipe during a rolling update
+	@OSWORLD_TEST_DEPLOY=1 $(BIN)/pytest -s tests/integration/test_pods.py
 
 test-gpu: setup-tokenizer ## the published 4B shape on a CUDA GPU, in under 8 minutes; the page is var/gpu.md (docs/gpu.md)
 	@$(BIN)/pytest -s -m gpu tests/gpu

@@ -29,13 +29,18 @@ def init(
         str, typer.Option(help="The shipped recipe to copy.", autocompletion=completion.recipes)
     ] = "demo",
     postgres: Annotated[bool, typer.Option("--postgres", help="Dagster's instance in Postgres.")] = False,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="Also the manifests of a Kubernetes cluster, in kubernetes/.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a project folder: dagster.yaml, workspace.yaml, .env and a recipe to change. Existing files are kept."""
-    from osworld_pipeline.project import project_files, write_project
+    from osworld_pipeline.project import kubernetes_files, project_files, write_project
 
     files = project_files(recipe=recipe, is_postgres=postgres)
+    if kubernetes:
+        files += kubernetes_files(recipe=recipe)
     root = folder.resolve()
     written = [file.name for file in write_project(root, files, overwrites=overwrite)]
     if as_json:

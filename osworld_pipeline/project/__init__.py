@@ -1,21 +1,23 @@
 """The files of a project folder: `osworld-pipeline init` writes them, commands and `dagster dev` are run there. A
 checkout is a folder that has them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.domain.version import installed_version
 from osworld_pipeline.errors import DependencyError, StoreError
-from osworld_pipeline.recipes import recipe_text
+from osworld_pipeline.recipes import load_recipe, recipe_text
 
 INSTANCE = "dagster.yaml"
 WORKSPACE = "workspace.yaml"
 VARIABLES = ".env"
 RECIPE = "recipe.toml"
 COMPOSE = "compose.yaml"
+KUBERNETES = "kubernetes"
 LOCAL_INSTANCE, POSTGRES_INSTANCE = INSTANCE, "dagster.postgres.yaml"
 _HEAD = "# Your recipe: a copy of `{name}`, to change. Commands use it with `--recipe {file}`.\n#\n"
 
@@ -38,14 +40,51 @@ def project_files(*, recipe: str = "demo", is_postgres: bool = False) -> list[Pr
         ProjectFile(
             name=RECIPE,
             purpose=f"a copy of the recipe {recipe}, to change",
-            text=_HEAD.format(name=recipe, file=RECIPE) + recipe_text(recipe),
+            text=_recipe_copy(recipe),
         ),
         ProjectFile(
             name=COMPOSE,
             purpose="the same in containers, on one host",
-            text=template(COMPOSE).replace("@version@", installed_version() or "latest"),
+            text=_of_this_version(template(COMPOSE)),
         ),
     ]
+
+
+def kubernetes_files(*, recipe: str = "demo") -> list[ProjectFile]:
+    """Manifests for `kubectl apply -k kubernetes`, with desktops of the recipe's screen.
+
+    Raises:
+        RecipeError: there is no such recipe.
+    """
+    desktop = load_recipe(recipe).desktop
+    instance = "config/instance.yaml"
+    texts = dict(_texts_below(resources.files(__name__) / KUBERNETES))
+    texts[instance] = template(POSTGRES_INSTANCE) + texts.pop("config/run_launcher.yaml")
+    texts["config/recipe.toml"] = _recipe_copy(recipe)
+    return [
+        ProjectFile(
+            name=f"{KUBERNETES}/{name}",
+            purpose=f"for `kubectl apply -k {KUBERNETES}`",
+            text=_of_this_version(text).replace("@screen@", f"{desktop.screen_width}x{desktop.screen_height}"),
+        )
+        for name, text in sorted(texts.items())
+    ]
+
+
+def _recipe_copy(recipe: str) -> str:
+    return _HEAD.format(name=recipe, file=RECIPE) + recipe_text(recipe)
+
+
+def _of_this_version(text: str) -> str:
+    return text.replace("@version@", installed_version() or "latest")
+
+
+def _texts_below(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, str]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _texts_below(entry, f"{prefix}{entry.name}/")
+        else:
+            yield prefix + entry.name, entry.read_text(encoding="utf-8")
 
 
 def template(name: str) -> str:
@@ -62,7 +101,7 @@ def write_project(folder: Path, files: Sequence[ProjectFile], *, overwrites: boo
     for file in files:
         path = folder / file.name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("w" if overwrites else "x", encoding="utf-8") as out:
                 out.write(file.text)
         except FileExistsError as error:

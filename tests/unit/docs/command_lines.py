@@ -26,9 +26,9 @@ SHELL = ("", "sh", "bash", "console")
 OURS = ("osworld-pipeline", "env-server", "osworld-gateway", "make", "dagster")
 KNOWN = {
     "apt-get", "base64", "cat", "cd", "chmod", "cp", "createdb", "curl", "dagster-daemon", "dagster-webserver",
-    "docker", "echo", "export", "git", "head", "install", "ls", "mkdir", "mlflow", "nvidia-smi", "pip", "podman",
-    "psql", "python", "ray", "rm", "rsync", "scp", "sed", "ssh", "sudo", "sysctl", "systemctl", "tail", "torchrun",
-    "ulimit", "umask", "usermod", "uv",
+    "docker", "echo", "export", "git", "head", "install", "kubectl", "ls", "mkdir", "mlflow", "nvidia-smi", "pip",
+    "podman", "psql", "python", "ray", "rm", "rsync", "scp", "sed", "ssh", "sudo", "sysctl", "systemctl", "tail",
+    "torchrun", "ulimit", "umask", "usermod", "uv",
 }  # fmt: skip
 """Programs of others, which nothing here knows the options of."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")

@@ -1,0 +1,183 @@
+"""`init --kubernetes` writes manifests that a cluster accepts. kubectl renders them; no cluster is needed."""
+
+import argparse
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+from dagster._cli import create_dagster_cli
+from dagster._config import validate_config
+from dagster_k8s import K8sRunLauncher
+
+from env_server.options import add_server_options, settings_of
+from osworld_pipeline.cli import app
+from osworld_pipeline.domain.version import installed_version
+from osworld_pipeline.project import kubernetes_files, write_project
+from resources.deployment import deployment_resources
+from resources.desktops import DesktopsResource
+
+SECRETS = {"ENV_SERVER_TOKEN": "first-secret", "OSWORLD_VIEWER_TOKEN": "second-secret", "DAGSTER_PG_PASSWORD": "third"}
+VERSIONS = ("1.31", "1.34", "1.37")
+COMPONENTS = ("postgres", "user-namespaces", "kvm", "sglang", "ray")
+Documents = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("project")
+    write_project(root, kubernetes_files(recipe="smoke"))
+    lines = "".join(f"{name}={value}\n" for name, value in SECRETS.items())
+    (root / "kubernetes" / "secrets.env").write_text(lines)
+    return root / "kubernetes"
+
+
+def rendered(folder: Path, *components: str) -> Documents:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed, which renders the manifests")
+    kustomization = folder / "kustomization.yaml"
+    text = kustomization.read_text()
+    chosen = text
+    for name in components:
+        chosen = chosen.replace(f"# - components/{name} ", f"- components/{name} ")
+    assert chosen.count("  - components/") == len(components)
+    kustomization.write_text(chosen)
+    try:
+        done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=120)
+    finally:
+        kustomization.write_text(text)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.fixture(scope="module")
+def base(folder: Path) -> Documents:
+    return rendered(folder)
+
+
+def one(documents: Documents, kind: str, name: str) -> dict[str, Any]:
+    (found,) = (each for each in documents if (each["kind"], each["metadata"]["name"]) == (kind, name))
+    return found
+
+
+def pods(documents: Documents) -> Iterator[tuple[str, dict[str, Any]]]:
+    for each in documents:
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+def check_schema(document: dict[str, Any]) -> None:
+    for version in VERSIONS:
+        kubernetes_validate.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("components", [(), *((name,) for name in COMPONENTS), COMPONENTS], ids=str)
+def test_every_choice_renders_what_kubernetes_accepts(folder: Path, components: tuple[str, ...]) -> None:
+    documents = rendered(folder, *components)
+    assert {each["metadata"].get("namespace", "osworld") for each in documents} == {"osworld"}
+    for each in documents:
+        if each["kind"] != "RayCluster":
+            check_schema(each)
+
+
+def test_the_check_finds_a_wrong_key(base: Documents) -> None:
+    server = one(base, "StatefulSet", "env-server")
+    server["spec"]["template"]["spec"]["containers"][0]["securityContext"]["privilegd"] = True
+    with pytest.raises(kubernetes_validate.ValidationError, match="privilegd"):
+        check_schema(server)
+    del server["spec"]["template"]["spec"]["containers"][0]["securityContext"]["privilegd"]
+
+
+def test_the_pods_of_the_ray_cluster_are_accepted_as_pods(folder: Path) -> None:
+    spec = one(rendered(folder, "ray"), "RayCluster", "trainers")["spec"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "node"}, "spec": group["template"]["spec"]}
+        check_schema(pod)
+        (container,) = pod["spec"]["containers"]
+        assert container["image"].endswith(f"osworld/trainer:{installed_version()}")
+
+
+def test_images_are_of_this_version_and_runs_use_that_of_the_code(base: Documents) -> None:
+    images = {container["image"] for _, pod in pods(base) for container in pod["containers"]}
+    version = installed_version()
+    assert images == {f"localhost/osworld/env-server:{version}", f"localhost/osworld/trainer:{version}"}
+    ((container,),) = (pod["containers"] for name, pod in pods(base) if name == "code")
+    assert {"name": "DAGSTER_CURRENT_IMAGE", "value": container["image"]} in container["env"]
+
+
+def test_every_command_is_accepted_by_its_program(base: Documents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENV_SERVER_TOKEN", SECRETS["ENV_SERVER_TOKEN"])
+    seen = set()
+    for name, pod in pods(base):
+        (container,) = pod["containers"]
+        if name == "env-server":
+            parser = argparse.ArgumentParser()
+            add_server_options(parser)
+            settings = settings_of(parser.parse_args(container["args"]))
+            assert settings.drain_episodes_s < pod["terminationGracePeriodSeconds"]
+            continue
+        program, *words = container["args"]
+        seen.add(program)
+        if program == "osworld-pipeline":
+            accept(typer.main.get_command(app), words)
+        elif program == "dagster":
+            accept(create_dagster_cli(), words)
+        else:
+            assert shutil.which(program)
+    assert seen == {"osworld-pipeline", "dagster", "dagster-daemon", "dagster-webserver", "mlflow"}
+
+
+def accept(command: click.Command, words: list[str]) -> None:
+    while isinstance(command, click.Group):
+        command, words = command.commands[words[0]], words[1:]
+    command.make_context("command", words)
+
+
+def test_only_the_desktops_have_more_than_a_programs_rights(base: Documents) -> None:
+    for name, pod in pods(base):
+        (container,) = pod["containers"]
+        if name == "env-server":
+            assert container["securityContext"]["privileged"]
+            assert pod["automountServiceAccountToken"] is False
+            continue
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert ("serviceAccountName" in pod) == name.startswith("dagster")
+
+
+def test_a_secret_is_in_the_secret_alone(base: Documents) -> None:
+    others = yaml.safe_dump([each for each in base if each["kind"] != "Secret"])
+    assert not [value for value in SECRETS.values() if value in others]
+
+
+def test_a_run_is_a_job_with_the_state_the_configuration_and_the_secrets(folder: Path, base: Documents) -> None:
+    instance = yaml.safe_load(one(base, "ConfigMap", "osworld-config")["data"]["dagster.yaml"])
+    config = instance["run_launcher"]["config"]
+    checked = validate_config(K8sRunLauncher.config_type(), config)
+    assert checked.success, checked.errors
+    assert "postgres" in instance["storage"]
+    there = {(each["kind"], each["metadata"]["name"]) for each in base}
+    for kind, names in {
+        "ConfigMap": [config["instance_config_map"], *config["env_config_maps"]],
+        "Secret": config["env_secrets"],
+        "ServiceAccount": [config["service_account_name"]],
+        "PersistentVolumeClaim": [each["persistentVolumeClaim"]["claimName"] for each in config["volumes"][:1]],
+    }.items():
+        assert {(kind, name) for name in names} <= there
+    code = one(base, "Deployment", "code")["spec"]["template"]["spec"]["containers"][0]
+    mounts = {mount["mountPath"] for mount in code["volumeMounts"]}
+    assert {mount["mountPath"] for mount in config["volume_mounts"]} <= mounts
+
+
+def test_runs_find_the_desktops_by_the_headless_service(folder: Path, base: Documents) -> None:
+    desktops = deployment_resources({"OSWORLD_DEPLOYMENT": str(folder / "config" / "deployment.yaml")})["desktops"]
+    assert isinstance(desktops, DesktopsResource)
+    service = one(base, "Service", "env-server")
+    assert desktops.urls == [f"dns+http://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"]
+    assert service["spec"]["clusterIP"] == "None"
