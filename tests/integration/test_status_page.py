@@ -86,7 +86,7 @@ def test_the_api_page_asks_for_the_token_and_sends_requests_with_it(
     for surface in ("episodes", "Slime-OSWorld", "AReaL bridge", "OSGym", "probes"):
         expect(page.get_by_role("heading", name=surface, exact=True)).to_be_visible()
     expect(page.locator("summary", has_text="/v1/episodes/{episode_id}/steps")).to_contain_text("Act once")
-    page.locator("summary", has_text="/v1/server").click()
+    page.locator("summary", has_text="GET /v1/server").click()
     page.get_by_role("button", name="Send GET /v1/server").click()
     expect(page.locator("details[open] pre")).to_contain_text('"provider":"local"')
     assert (page.url, TOKEN in page.content()) == (f"{server.url}/docs", False)
