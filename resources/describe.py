@@ -8,14 +8,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from resources.desktops import DesktopsResource
-from resources.engine import EngineResource
-from resources.launcher import Launcher
+from resources.deployment import LAUNCHERS, TYPES
 from resources.local_launcher import LocalLauncher
 from resources.ray_launcher import RayLauncher
 from resources.start import StartResource
-from resources.state import RecipeResource, StateResource
-from resources.tracking import TrackingResource
 
 HEAD = """# Configuration
 The configuration of a run. This page is generated from the code (`python -m resources.describe >
@@ -44,16 +40,7 @@ resources:
 A resource that a run does not name has its defaults, or what the file of `OSWORLD_DEPLOYMENT` gives it, so that
 *Materialize* in Dagster's page uses the recipe, desktops and cluster of your deployment. The file has the same form,
 with `resources` alone. A run that names a resource replaces all values of that one."""
-RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (
-    ("state", StateResource),
-    ("recipe", RecipeResource),
-    ("desktops", DesktopsResource),
-    ("engine", EngineResource),
-    ("tracking", TrackingResource),
-    ("start", StartResource),
-    ("launcher", Launcher),
-)
-LAUNCHERS: tuple[tuple[str, type[BaseModel]], ...] = (("local", LocalLauncher), ("ray", RayLauncher))
+RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (*TYPES.items(), ("start", StartResource))
 OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("ENV_SERVER_TOKEN", "env server, pipeline", "the bearer token that the server requires and its clients send"),
     ("OSWORLD_VIEWER_TOKEN", "viewer", "the token that the viewer requires beyond loopback"),
@@ -102,13 +89,13 @@ def describe() -> str:
         "## Where programs run\n"
         "`launcher: {config: {runs_on: ...}}` has one of these; [launchers](launchers.md) has details."
     ]
-    parts += [_table(f"runs_on: {name}", model, level=3) for name, model in LAUNCHERS]
+    parts += [_table(f"runs_on: {name}", model, level=3) for name, model in LAUNCHERS.items()]
     return "\n\n".join([*parts, _variables()]) + "\n"
 
 
 def keys() -> Iterator[tuple[str, FieldInfo]]:
     """Every key of a resource or a launcher, by dotted name."""
-    for name, model in (*RESOURCES, *LAUNCHERS):
+    for name, model in (*RESOURCES, *LAUNCHERS.items()):
         for key, field in model.model_fields.items():
             if key != "kind":
                 yield f"{name}.{key}", field

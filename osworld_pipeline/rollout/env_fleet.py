@@ -138,8 +138,9 @@ class EnvFleet:
         return None if None in found else frozenset(one for one in found if one is not None)
 
     def watch(self) -> None:
-        """Looks at the servers every few seconds from now on, until `close`. With one server there is no choice."""
-        if self._watching is None and self.has_several:
+        """Looks at the servers every few seconds from now on, until `close`; also at a single one, which may come back
+        with another image."""
+        if self._watching is None:
             self._watching = asyncio.create_task(self._watch(), name="env servers")
 
     async def close(self) -> None:

@@ -4,6 +4,7 @@ import argparse
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_every_command_is_accepted_by_its_program(base: Documents, monkeypatch: 
         elif program == "dagster":
             accept(create_dagster_cli(), words)
         else:
-            assert shutil.which(program)
+            assert entry_points(group="console_scripts", name=program)
     assert seen == {"osworld-pipeline", "dagster", "dagster-daemon", "dagster-webserver", "mlflow"}
 
 

@@ -209,6 +209,20 @@ async def test_a_name_gets_some_time_to_have_an_address(monkeypatch: pytest.Monk
         await EnvFleet(["dns+http://never.local:8100"], servers, resolve=resolve).open()
 
 
+async def test_a_single_server_that_comes_back_with_another_image_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)
+    servers = Servers(a=1)
+    fleet = EnvFleet([A], servers, may_mix=True)
+    await fleet.open()
+    assert fleet.grounds() == {OURS}
+    fleet.is_unreachable(fleet.servers[0], EnvServerError("its connection broke"))
+    servers.grounds[A] = OTHER
+    async with asyncio.timeout(5):
+        while fleet.grounds() != {OTHER}:  # noqa: ASYNC110 - the state of another task
+            await asyncio.sleep(0.01)
+    await fleet.close()
+
+
 @pytest.mark.parametrize("address", ["dns+https://name:1", "dns+http://name", "dns+http://:1", "dns+http://a:b"])
 def test_a_name_needs_a_port_and_has_no_tls(address: str) -> None:
     with pytest.raises(EnvServerError, match=r"must be dns\+http://NAME:PORT"):
