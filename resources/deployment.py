@@ -20,9 +20,8 @@ from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.recipes.environment import own_variables
 from resources.desktops import DesktopsResource
 from resources.engine import EngineResource
-from resources.launcher import Launcher
-from resources.local_launcher import LocalLauncher
-from resources.ray_launcher import RayLauncher
+from resources.launcher import LAUNCHERS, Launcher
+from resources.program_launcher import ProgramLauncher
 from resources.state import RecipeResource, StateResource, configured_state
 from resources.tracking import TrackingResource
 
@@ -35,9 +34,8 @@ TYPES: Mapping[str, type[dg.ConfigurableResource]] = {
     "tracking": TrackingResource,
     "launcher": Launcher,
 }
-LAUNCHERS: Mapping[str, type[LocalLauncher | RayLauncher]] = {"local": LocalLauncher, "ray": RayLauncher}
 
-Made = TypeVar("Made", bound=dg.ConfigurableResource | LocalLauncher | RayLauncher)
+Made = TypeVar("Made", bound=dg.ConfigurableResource | ProgramLauncher)
 
 
 def deployment_resources(environment: Mapping[str, str]) -> dict[str, dg.ConfigurableResource]:
@@ -100,7 +98,7 @@ def _checked(made: type[Made], values: Mapping[str, Any]) -> Made:
     return made(**values)
 
 
-def _launcher(chosen: Any) -> LocalLauncher | RayLauncher:
+def _launcher(chosen: Any) -> ProgramLauncher:
     """Raises ValueError."""
     if not isinstance(chosen, dict) or len(chosen) != 1 or not chosen.keys() <= LAUNCHERS.keys():
         raise ValueError(f"must have one key in `runs_on`: {' or '.join(LAUNCHERS)}")

@@ -8,8 +8,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from resources.deployment import LAUNCHERS, TYPES
+from resources.deployment import TYPES
 from resources.local_launcher import LocalLauncher
+from resources.program_launcher import ProgramLauncher
 from resources.ray_launcher import RayLauncher
 from resources.start import StartResource
 
@@ -40,6 +41,8 @@ resources:
 A resource that a run does not name has its defaults, or what the file of `OSWORLD_DEPLOYMENT` gives it, so that
 *Materialize* in Dagster's page uses the recipe, desktops and cluster of your deployment. The file has the same form,
 with `resources` alone. A run that names a resource replaces all values of that one."""
+OWN_LAUNCHERS: tuple[tuple[str, type[BaseModel]], ...] = (("local", LocalLauncher), ("ray", RayLauncher))
+"""Without those of other installed distributions."""
 RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (*TYPES.items(), ("start", StartResource))
 OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("ENV_SERVER_TOKEN", "env server, pipeline", "the bearer token that the server requires and its clients send"),
@@ -89,13 +92,13 @@ def describe() -> str:
         "## Where programs run\n"
         "`launcher: {config: {runs_on: ...}}` has one of these; [launchers](launchers.md) has details."
     ]
-    parts += [_table(f"runs_on: {name}", model, level=3) for name, model in LAUNCHERS.items()]
+    parts += [_table(f"runs_on: {name}", model, level=3) for name, model in OWN_LAUNCHERS]
     return "\n\n".join([*parts, _variables()]) + "\n"
 
 
 def keys() -> Iterator[tuple[str, FieldInfo]]:
     """Every key of a resource or a launcher, by dotted name."""
-    for name, model in (*RESOURCES, *LAUNCHERS.items()):
+    for name, model in (*RESOURCES, *OWN_LAUNCHERS):
         for key, field in model.model_fields.items():
             if key != "kind":
                 yield f"{name}.{key}", field
@@ -136,7 +139,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "must be given"
     value = field.get_default(call_default_factory=True)
-    if isinstance(value, LocalLauncher | RayLauncher):
+    if isinstance(value, ProgramLauncher):
         return f"`{value.kind}`"
     if isinstance(value, bool):
         return str(value).lower()

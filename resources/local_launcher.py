@@ -28,7 +28,9 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.launch.fork_server import ForkedProgram, start_warm
 from osworld_pipeline.runs.launch.ranks import FAILURE
 from osworld_pipeline.runs.messages import Failed, Last, Report, Result, parse_message
+from osworld_pipeline.runs.placement import Placement
 from resources.message_file import MessageFile
+from resources.program_launcher import ProgramLauncher
 
 Process = subprocess.Popen[bytes] | ForkedProgram
 POLL_S = 0.2
@@ -40,7 +42,7 @@ PROGRAM_ENV = {
 }
 
 
-class LocalLauncher(dg.Config):
+class LocalLauncher(ProgramLauncher):
     """Starts programs on this machine."""
 
     kind: Literal["local"] = "local"
@@ -55,8 +57,9 @@ class LocalLauncher(dg.Config):
         *,
         state: StateDir,
         num_processes: int = 1,
+        placement: Placement = Placement.RANK,
     ) -> dict[str, Any]:
-        """See Launcher.launch."""
+        """See Launcher.launch. All programs are placed here."""
         state.logs.mkdir(parents=True, exist_ok=True)
         log_path = state.logs / f"{program}.log"
         with (

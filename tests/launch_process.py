@@ -4,6 +4,8 @@
 lines, at the end {"kind": "returned", "result"} or {"kind": "failed", "message", "allow_retries"}.
 """
 
+import importlib
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any
 import dagster as dg
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.runs.__main__ import PROGRAMS
+from osworld_pipeline.runs.job import Job
 from osworld_pipeline.runs.messages import Message
 from resources.launcher import Launcher
 
@@ -29,7 +33,7 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
             result = launcher.launch(
                 context,
                 request["program"],
-                request["job"],
+                _as_sent(request["program"], request["job"]),
                 say,
                 state=StateDir(Path(request["state_root"])),
                 num_processes=request["num_processes"],
@@ -52,6 +56,14 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
             },
         )
     return outcome
+
+
+def _as_sent(program: str, job: dict[str, Any]) -> Job | dict[str, Any]:
+    """The model of a program of ours; what a program of the user takes."""
+    if program not in PROGRAMS:
+        return job
+    main = importlib.import_module(PROGRAMS[program]).main
+    return next(iter(inspect.signature(main).parameters.values())).annotation.model_validate(job)
 
 
 if __name__ == "__main__":

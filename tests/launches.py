@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,20 @@ def wait_until(is_so: Callable[[], Any], what: str, *, limit_s: float = PATIENCE
     return answer
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+def environment(*installed: Path) -> dict[str, str]:
+    """`installed`: folders with further distributions."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (TESTS, *installed))), "OMP_NUM_THREADS": "1"}
 
 
-def start_launch(folder: Path, on: dict[str, Any], program: str, job: dict[str, Any], *, num_processes: int = 1) -> Any:
+def start_launch(
+    folder: Path,
+    on: dict[str, Any],
+    program: str,
+    job: dict[str, Any],
+    *,
+    num_processes: int = 1,
+    installed: Sequence[Path] = (),
+) -> Any:
     """The launcher as a Dagster step in a process of its own; its state lies in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     request = folder / "request.json"
@@ -67,7 +76,7 @@ def start_launch(folder: Path, on: dict[str, Any], program: str, job: dict[str, 
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=environment(),
+        env=environment(*installed),
     )
 
 

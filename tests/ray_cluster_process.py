@@ -8,10 +8,11 @@ import threading
 from pathlib import Path
 
 from osworld_pipeline.runs.launch.local_ray import local_ray
+from osworld_pipeline.runs.placement import RayResources
 
 if __name__ == "__main__":
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda signum, frame: is_over.set())
-    with local_ray(Path(sys.argv[1]), num_cpus=int(sys.argv[2])) as cluster:
+    with local_ray(Path(sys.argv[1]), [RayResources(cpus=int(sys.argv[2]))]) as cluster:
         print(json.dumps({"url": cluster.url, "token": cluster.token, "pid": os.getpid()}), flush=True)
         is_over.wait()

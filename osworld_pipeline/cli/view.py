@@ -27,9 +27,6 @@ def view(
     env_server_url: Annotated[str, typer.Option(help="URL of an env server, for a link to its live desktops.")] = "",
 ) -> None:
     """Show episodes step by step in a browser, read-only, also during training. Ctrl-C stops it."""
-    from osworld_pipeline.datasets.union.without_pandas import forbid_pandas
-
-    forbid_pandas()
     from osworld_pipeline.web.pages import episode_url
     from osworld_pipeline.web.viewer.serving import serve
     from osworld_pipeline.web.viewer.settings import ViewerSettings, token_from

@@ -51,6 +51,9 @@ from osworld_pipeline.columns.owned import (
 )
 from osworld_pipeline.columns.records import Row, utc_time
 from osworld_pipeline.columns.stages import STAGE_ATTEMPTS, UPDATES, attempt_row, update_row
+from osworld_pipeline.without_pandas import spare_pandas
+
+spare_pandas()
 
 __all__ = [
     "BOOKKEEPING", "CHECKPOINTS", "EPISODES", "INJECTIONS", "MESSAGES", "NUMBERS", "OLDEST_READ", "OWNED_TABLES",

@@ -12,24 +12,13 @@ from osworld_pipeline.domain.stage_record import TrainingStage
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.budget import UNLIMITED, Budget
+from osworld_pipeline.runs.placement import Placement, RayShare
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.tracking.code import CodeOrigin, code_origin
 
 
 class _Input(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class RayShare(_Input):
-    """A job's share of a Ray cluster."""
-
-    cpus_per_rank: float = 1.0
-    gpus_per_rank: float = 0.0
-    num_rollout_actors: int = 0
-    """0: the program runs its own episodes."""
-    cpus_per_rollout_actor: float = 1.0
-    gpus_per_rollout_actor: float = 0.0
-    start_timeout_s: float = 600.0
 
 
 class Policy(_Input):
@@ -67,6 +56,16 @@ class Job(_Input):
     def state(self) -> StateDir:
         return StateDir(self.state_root)
 
+    @property
+    def placement(self) -> Placement:
+        """What the program computes in its own process."""
+        return Placement.DRIVER
+
+    @property
+    def actors(self) -> RayShare | None:
+        """The share of a cluster whose actors run the episodes; None if the program runs them."""
+        return self.ray if self.ray is not None and self.ray.num_rollout_actors else None
+
 
 class DesktopJob(Job):
     """The job of a program that runs episodes."""
@@ -89,6 +88,11 @@ class StageJob(Job):
     budget: Budget = UNLIMITED
     """The remaining budget at the start of the program."""
     resume: bool = True
+
+    @property
+    def placement(self) -> Placement:
+        """Every stage trains, except the base."""
+        return Placement.DRIVER if self.stage is Stage.BASE else Placement.RANK
 
 
 class TrainingJob(StageJob):

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Re
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.rollout.run_episode import EpisodePlan
-from osworld_pipeline.runs.gspo.job import actor_shape
-from osworld_pipeline.runs.job import RayShare
 from osworld_pipeline.runs.messages import Report
+from osworld_pipeline.runs.placement import RayShare
 from osworld_pipeline.runs.rollouts.ray_actor import Weights
+from osworld_pipeline.runs.rollouts.ray_pool import open_pool
 from osworld_pipeline.runs.rollouts.ray_rollouts import RayRollouts
 from osworld_pipeline.runs.rollouts.session import episode_settings
 
@@ -78,18 +79,11 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 async def run(job: dict[str, Any]) -> dict[str, Any]:
-    shape = actor_shape(RayShare.model_validate(job["ray"]))
-    assert shape is not None, "the launcher was told of no actors"
-    rollouts = RayRollouts(
-        open_stub,
-        Weights(folder=Path("/weights"), policy_version=0),
-        shape=shape,
-        purpose="test",
-        settings=episode_settings(load_recipe("smoke"), max_turns=2),
-        engine_name="stub",
-    )
-    try:
-        await rollouts.open()
+    share = RayShare.model_validate(job["ray"])
+    weights = Weights(folder=Path("/weights"))
+    settings = episode_settings(load_recipe("smoke"), max_turns=2)
+    async with open_pool(partial(open_stub, weights), share, purpose="test") as pool:
+        rollouts = RayRollouts(pool, open_stub, settings=settings, engine_name="stub")
         ids = ["deadly-0", *(f"calm-{number}" for number in range(5))]
         first = await asyncio.gather(*(rollouts(TASK, plan(name, job["once"])) for name in ids))
         await rollouts.load_weights(Weights(folder=Path("/weights"), policy_version=7))
@@ -101,8 +95,6 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
             "hopeless": summary(hopeless),
             "num_lost": rollouts.num_lost,
         }
-    finally:
-        await rollouts.close()
 
 
 def summary(episode: Episode) -> dict[str, Any]:

@@ -39,9 +39,9 @@ def union(
 ) -> None:
     """Merge the raw sources into task tables, one replay file, its statistics, and a list of rejects."""
     from osworld_pipeline.datasets.artefacts import REJECTS_FILE, write_union_artefacts
-    from osworld_pipeline.datasets.union.without_pandas import forbid_pandas
+    from osworld_pipeline.without_pandas import spare_pandas
 
-    forbid_pandas()
+    spare_pandas()
     console = Console(stderr=True)
     prompt = _prompt(system_prompt, dialect)
     with _progress(console) as on_progress:

@@ -7,12 +7,12 @@ from multiprocessing.connection import Connection
 
 from osworld_pipeline.datasets.union.blocks import BlockReader
 from osworld_pipeline.datasets.union.forms import ROWS_FOLLOW, Setup
-from osworld_pipeline.datasets.union.without_pandas import forbid_pandas
 from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.without_pandas import spare_pandas
 
 
 def main(descriptor: int) -> None:
-    forbid_pandas()
+    spare_pandas()
     # Ctrl-C reaches the whole process group; the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(descriptor)

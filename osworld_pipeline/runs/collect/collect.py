@@ -18,7 +18,6 @@ from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.engines.scripted import ScriptedEngine
-from osworld_pipeline.rollout.run_episode import episode_runner
 from osworld_pipeline.rollout.run_group import gather_groups, in_turn, plan_episode, require_services
 from osworld_pipeline.runs.checkpoints.external import require_unchanged
 from osworld_pipeline.runs.checkpoints.ids import recipe_suite
@@ -33,7 +32,8 @@ from osworld_pipeline.runs.collect.plan import (
 from osworld_pipeline.runs.evaluate.evaluate import policy_of
 from osworld_pipeline.runs.flywheel.flywheel import known_episodes, remembering
 from osworld_pipeline.runs.messages import Progress, Report
-from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, rollout_session
+from osworld_pipeline.runs.rollouts.rollouts import open_rollouts
+from osworld_pipeline.runs.rollouts.session import num_slots
 from osworld_pipeline.store import TrajectoryStore
 
 
@@ -75,23 +75,24 @@ async def _collect(plan: CollectionPlan, job: CollectionJob, report: Report) -> 
         await gather_groups(plan.groups, remembering(known, store, report_progress, run_one=None))
         return dict(outcomes)
     policy = await _policy(plan, job)
-    async with rollout_session(
+    async with open_rollouts(
+        job.actors,
         **policy,
         state=state,
         servers=servers,
         purpose=plan.stage_key,
+        max_turns=recipe.agent.max_turns,
         engine_token=job.engine_token,
         report=report,
-    ) as session:
-        settings = episode_settings(recipe, max_turns=recipe.agent.max_turns)
-        run_one = in_turn(episode_runner(session.tools, settings), num_slots(recipe, servers))
+    ) as rollouts:
+        run_one = in_turn(rollouts.run_one, num_slots(recipe, servers))
         groups = await gather_groups(plan.groups, remembering(known, store, report_progress, run_one=run_one))
     require_services([episode for group in groups for episode in group.episodes])
     return dict(outcomes)
 
 
 async def _policy(plan: CollectionPlan, job: CollectionJob) -> dict[str, Any]:
-    """The policy's arguments for `rollout_session`, including its recipe."""
+    """The policy's arguments for `open_rollouts`, including its recipe."""
     policy = job.checkpoint
     if policy.checkpoint_id == ORACLE:
         require_oracles(job.recipe, [task for task, _, _ in plan.groups])

@@ -18,6 +18,7 @@ from osworld_pipeline.rollout.run_group import GroupPlan, plan_episode
 from osworld_pipeline.runs.checkpoints.ids import DIGEST_LENGTH, evaluation_key, recipe_suite
 from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_tasks
 from osworld_pipeline.runs.job import DesktopJob, Policy
+from osworld_pipeline.runs.placement import Placement
 from osworld_pipeline.runs.rollouts.session import sampling_params
 from osworld_pipeline.store import TrajectoryStore
 
@@ -54,6 +55,11 @@ class CollectionJob(DesktopJob):
     tasks: TaskChoice = TaskChoice()
     num_samples: int
     temperature: float
+
+    @property
+    def placement(self) -> Placement:
+        """It samples, unless actors do."""
+        return Placement.ROLLOUTS
 
 
 def load_collected(state: StateDir, recipe: Recipe, choice: TaskChoice) -> EvalSuite:

@@ -9,20 +9,22 @@ from typing import Any
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.episode import Episode
-from osworld_pipeline.domain.grounds import has_other_grounds
+from osworld_pipeline.domain.grounds import Grounds, has_other_grounds
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.evaluation.suite_files import EvalSuite
 from osworld_pipeline.policy_servers.launch import SharedServers
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
+from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.rollout.run_group import gather_episodes, in_turn, require_services
 from osworld_pipeline.runs.checkpoints.endpoints import Endpoint, is_address
 from osworld_pipeline.runs.checkpoints.external import require_unchanged
 from osworld_pipeline.runs.evaluate.plan import EvaluationJob, load_tasks, plan_evaluation
 from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.runs.messages import Progress, Report, Warned
-from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, num_slots, rollout_session
+from osworld_pipeline.runs.rollouts.rollouts import Rollouts, open_rollouts
+from osworld_pipeline.runs.rollouts.session import num_slots
+from osworld_pipeline.store import TrajectoryStore
 
 
 def main(job: EvaluationJob, report: Report) -> dict[str, Any]:
@@ -64,21 +66,25 @@ async def _evaluate(policy: Policy, evaluation: _Evaluation, launched: SharedSer
     if missing:
         if folder is not None and policy.stage == Stage.EXTERNAL:
             await asyncio.to_thread(require_unchanged, policy.checkpoint_id, folder)
-        async with rollout_session(
-            recipe=recipe if folder is None else await launched.named_in(recipe, folder),
+        if folder is not None and job.actors is None:
+            recipe = await launched.named_in(recipe, folder)
+        async with open_rollouts(
+            job.actors,
+            recipe=recipe,
             state=state,
             servers=job.servers,
             purpose=f"{plan.stage_key}-{plan.suite_digest[:12]}",
+            max_turns=recipe.evaluation.max_turns,
             folder=folder,
             processor=None if folder is None else await asyncio.to_thread(load_processor, folder),
             engine_token=job.engine_token,
             report=evaluation.report,
-        ) as session:
-            again = on_other_grounds(finished, session, evaluation.report)
+        ) as rollouts:
+            again = on_other_grounds(finished, rollouts.grounds, evaluation.report)
             episodes[:] = [episode for part, episode in finished.items() if part not in again]
             report_progress()
             missing += [plan.episodes[part] for part in again]
-            await _run(missing, session, evaluation, episodes, report_progress)
+            await _run(missing, rollouts, evaluation, episodes, report_progress)
     return {
         "num_episodes": len(episodes),
         "num_reused": len(finished) - len(again),
@@ -87,10 +93,11 @@ async def _evaluate(policy: Policy, evaluation: _Evaluation, launched: SharedSer
     }
 
 
-def on_other_grounds(finished: Mapping[str, Episode], session: RolloutSession, report: Report) -> frozenset[str]:
-    """Names of the finished episodes that were graded on another desktop image or by another grader than those of the
-    servers. Together with new episodes they would mix two scores."""
-    grounds = session.grounds()
+def on_other_grounds(
+    finished: Mapping[str, Episode], grounds: frozenset[Grounds] | None, report: Report
+) -> frozenset[str]:
+    """Names of the finished episodes that were graded on another desktop image or by another grader than `grounds`,
+    those of the servers. Together with new episodes they would mix two scores."""
     if grounds is not None and len(grounds) > 1:
         named = "; ".join(sorted(map(str, grounds)))
         message = f"the env servers differ in desktop image or grader ({named}): this evaluation will have no rank"
@@ -113,21 +120,21 @@ def policy_of(policy: Policy, recipe: Recipe, state: StateDir) -> tuple[Recipe, 
 
 async def _run(
     missing: Sequence[tuple[Task, EpisodePlan]],
-    session: RolloutSession,
+    rollouts: Rollouts,
     evaluation: _Evaluation,
     episodes: list[Episode],
     report_progress: Callable[[], None],
 ) -> None:
     """Runs and stores the episodes, as many in parallel as allowed; adds them to `episodes`."""
-    recipe = evaluation.job.recipe
-    run_one = episode_runner(session.tools, episode_settings(recipe, max_turns=recipe.evaluation.max_turns))
+    job = evaluation.job
+    store = TrajectoryStore(job.state)
 
     async def run_and_store(task: Task, plan: EpisodePlan) -> Episode:
-        episode = await run_one(task, plan)
-        await asyncio.to_thread(session.store.write_episodes, plan.episode_id, [episode])
+        episode = await rollouts.run_one(task, plan)
+        await asyncio.to_thread(store.write_episodes, plan.episode_id, [episode])
         episodes.append(episode)
         report_progress()
         return episode
 
-    ran = await gather_episodes(missing, in_turn(run_and_store, num_slots(recipe, evaluation.job.servers)))
+    ran = await gather_episodes(missing, in_turn(run_and_store, num_slots(job.recipe, job.servers)))
     require_services(ran)

@@ -23,6 +23,7 @@ from osworld_pipeline.rollout.attempt import derive_seed
 from osworld_pipeline.rollout.run_episode import EpisodePlan
 from osworld_pipeline.runs.checkpoints.ids import EVALUATION_TOP_P, evaluation_key, recipe_suite
 from osworld_pipeline.runs.job import DesktopJob, Policy
+from osworld_pipeline.runs.placement import Placement
 from osworld_pipeline.runs.rollouts.session import sampling_params
 from osworld_pipeline.store import TrajectoryStore
 
@@ -58,6 +59,11 @@ class TaskChoice:
 class EvaluationJob(DesktopJob):
     checkpoints: tuple[Policy, ...]
     tasks: TaskChoice = TaskChoice()
+
+    @property
+    def placement(self) -> Placement:
+        """It samples, unless actors do."""
+        return Placement.ROLLOUTS
 
 
 def load_tasks(state: StateDir, recipe: Recipe, choice: TaskChoice) -> EvalSuite:

@@ -20,7 +20,7 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import FlywheelSection
-from osworld_pipeline.rollout.run_episode import EpisodePlan, RunEpisode, episode_runner
+from osworld_pipeline.rollout.run_episode import EpisodePlan, RunEpisode
 from osworld_pipeline.rollout.run_group import (
     GroupPlan,
     OnEpisode,
@@ -35,7 +35,8 @@ from osworld_pipeline.runs.checkpoints.ids import checkpoint_card
 from osworld_pipeline.runs.flywheel.plan import FlywheelJob, Measurement, read_measurement, stop_reason
 from osworld_pipeline.runs.gspo.job import load_train_tasks
 from osworld_pipeline.runs.messages import Metrics, Progress, Report, Warned
-from osworld_pipeline.runs.rollouts.session import episode_settings, num_slots, rollout_session, sampling_params
+from osworld_pipeline.runs.rollouts.rollouts import open_rollouts
+from osworld_pipeline.runs.rollouts.session import num_slots, sampling_params
 from osworld_pipeline.runs.sft.sft_run import Examples, run_sft
 from osworld_pipeline.runs.sft.train_sft import read_demonstrations
 from osworld_pipeline.store import BlobStore, TrajectoryStore
@@ -134,24 +135,25 @@ async def _roll_out(job: FlywheelJob, trainer: "SftTrainer", report: Report) -> 
     if len(known) == progress.total:
         groups = await gather_groups(planned, remembering(known, store, progress.on_episode, run_one=None))
     else:
-        async with rollout_session(
+        async with open_rollouts(
+            job.actors,
             recipe=recipe,
             state=job.state,
             servers=job.servers,
             purpose=job.checkpoint_id,
+            max_turns=recipe.agent.max_turns,
             folder=job.parent_folder,
             model=trainer.model if _samples_in_place(recipe, trainer) else None,
             processor=trainer.processor,
             engine_token=job.engine_token,
             report=report,
-        ) as session:
-            if session.engine.uses_chat_api:
+        ) as rollouts:
+            if rollouts.uses_chat_api:
                 raise EngineError(
-                    f"the {session.engine.name} engine returns text without token ids, so its responses cannot be "
+                    f"the {rollouts.engine_name} engine returns text without token ids, so its responses cannot be "
                     "trained on: set engine.kind to transformers or sglang"
                 )
-            settings = episode_settings(recipe, max_turns=recipe.agent.max_turns)
-            run_one = in_turn(episode_runner(session.tools, settings), num_slots(recipe, job.servers))
+            run_one = in_turn(rollouts.run_one, num_slots(recipe, job.servers))
             groups = await gather_groups(planned, remembering(known, store, progress.on_episode, run_one=run_one))
         require_services([episode for group in groups for episode in group.episodes])
     groups = tuple(judge_group(group, flywheel.threshold) for group in groups)

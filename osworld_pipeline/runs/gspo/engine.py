@@ -26,8 +26,9 @@ from osworld_pipeline.runs.gspo.weights import (
 )
 from osworld_pipeline.runs.messages import Report
 from osworld_pipeline.runs.parity.probe import ParityReport
-from osworld_pipeline.runs.rollouts.ray_rollouts import Weights, ray_rollouts
-from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, probe_servers, rollout_session
+from osworld_pipeline.runs.rollouts.ray_actor import Weights
+from osworld_pipeline.runs.rollouts.ray_rollouts import ray_rollouts
+from osworld_pipeline.runs.rollouts.session import RolloutSession, episode_settings, rollout_session
 from osworld_pipeline.store import TrajectoryStore
 
 if TYPE_CHECKING:
@@ -105,31 +106,15 @@ async def _on_actors(
     job: GspoJob, trainer: "GspoTrainer", thread: ThreadPoolExecutor, point: ResumePoint
 ) -> AsyncIterator[PhaseRollouts]:
     assert job.actors is not None, "checked by the caller"
-    if job.recipe.engine.launch is not None:
-        raise EngineError(
-            "engine.launch starts policy servers that only this machine can reach, and rollout actors may run "
-            "on others: start the servers separately and name them in engine.urls, or run without rollout actors"
-        )
-    parity = None
-    if job.recipe.engine.kind == "sglang":
-        # Probed once here, where the trainer's accelerator is, instead of in each actor.
-        parity = await probe_servers(
-            job.recipe,
-            point.folder,
-            trainer.processor,
-            state=job.state,
-            run=job.checkpoint_id,
-            policy_version=point.num_updates,
-            token=job.engine_token,
-        )
     async with ray_rollouts(
         job.recipe,
         job.state,
         job.servers,
         Weights(folder=point.folder, policy_version=point.num_updates),
-        shape=job.actors,
+        job.actors,
         purpose=job.checkpoint_id,
         max_turns=job.recipe.agent.max_turns,
+        processor=trainer.processor,
         engine_token=job.engine_token,
     ) as actors:
 
@@ -143,7 +128,7 @@ async def _on_actors(
             store=TrajectoryStore(job.state),
             renderer=Renderer(trainer.processor),
             utilisation=Utilisation(environments=BusyMeter(max(1, job.servers.num_replicas))),
-            parity=parity,
+            parity=actors.parity,
         )
 
 

@@ -18,9 +18,8 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
 from osworld_pipeline.rollout.run_group import GroupPlan
 from osworld_pipeline.runs.checkpoints.ids import imitated_tasks
-from osworld_pipeline.runs.job import RayShare, TrainingJob
+from osworld_pipeline.runs.job import TrainingJob
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
-from osworld_pipeline.runs.rollouts.ray_actor import ActorShape
 from osworld_pipeline.runs.rollouts.session import sampling_params
 from osworld_pipeline.tables.builds import one_build
 from osworld_pipeline.tables.owned import read_table
@@ -39,11 +38,6 @@ class GspoJob(TrainingJob):
     @property
     def num_planned(self) -> int:
         return self.phase.num_updates
-
-    @property
-    def actors(self) -> ActorShape | None:
-        """Ray actors that run the episodes; None if this program runs them."""
-        return actor_shape(self.ray)
 
     def group_plan(self, update: int) -> GroupPlan:
         rollout, gspo = self.recipe.rollout, self.recipe.gspo
@@ -65,18 +59,6 @@ class GspoJob(TrainingJob):
         return sampling_params(
             self.recipe, temperature=self.phase.temperature, top_p=self.recipe.gspo.top_p, seed=self.phase.seed
         )
-
-
-def actor_shape(share: RayShare | None) -> ActorShape | None:
-    """None if the program runs its own episodes."""
-    if share is None or share.num_rollout_actors == 0:
-        return None
-    return ActorShape(
-        count=share.num_rollout_actors,
-        cpus=share.cpus_per_rollout_actor,
-        gpus=share.gpus_per_rollout_actor,
-        start_timeout_s=share.start_timeout_s,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """The embedded Ray: a local Ray, started while it is needed, for users without a cluster."""
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -9,13 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from osworld_pipeline.errors import DependencyError, EnvServerError
 from osworld_pipeline.runs.launch.ray_head import READY
+from osworld_pipeline.runs.placement import RayResources
 
 READY_TIMEOUT_S = 120.0
 STOP_GRACE_S = 20.0
@@ -31,9 +34,14 @@ class RayCluster:
 
 @contextmanager
 def local_ray(
-    log_path: Path, *, num_cpus: int, env_vars: Mapping[str, str] | None = None, leftover: Path | None = None
+    log_path: Path,
+    wanted: Sequence[RayResources],
+    *,
+    env_vars: Mapping[str, str] | None = None,
+    leftover: Path | None = None,
 ) -> Iterator[RayCluster]:
-    """Runs a Ray that accepts only clients with the token of this run, and cleans up at the end. All its processes have
+    """Runs a Ray that accepts only clients with the token of this run, and cleans up at the end. Processes that need
+    `wanted` fit into it at the same time: CPUs and resources of the user are only counts. All its processes have
     `env_vars`. If this process is killed, Ray removes the folder `leftover` as it ends.
 
     Raises:
@@ -46,7 +54,12 @@ def local_ray(
         token_path = folder / "token"
         token_path.touch(mode=0o600)
         token_path.write_text(token)
-        arguments = [str(folder), str(os.getpid()), str(num_cpus), *([str(leftover)] if leftover else [])]
+        num_cpus = max(len(os.sched_getaffinity(0)), math.ceil(sum(one.cpus for one in wanted)))
+        counts: Counter[str] = Counter()
+        for one in wanted:
+            counts.update(one.custom)
+        arguments = [str(folder), str(os.getpid()), str(num_cpus), json.dumps(counts)]
+        arguments += [str(leftover)] if leftover else []
         with log_path.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "osworld_pipeline.runs.launch.ray_head", *arguments],

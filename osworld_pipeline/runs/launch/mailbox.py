@@ -113,7 +113,7 @@ def orphaned_mailboxes(state: StateDir) -> list[Mailbox]:
     """Mailboxes whose launcher is dead."""
     found: list[Mailbox] = []
     for path in sorted(state.launches.glob("[!.]*/lock")):
-        with suppress(OSError), path.open("r") as lock:
+        with suppress(OSError), path.open("r+") as lock:  # NFS locks only what is open for writing
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             found.append(Mailbox(path.parent))
     return found

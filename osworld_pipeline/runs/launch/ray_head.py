@@ -29,9 +29,9 @@ class Stopped(BaseException):
 
 
 def main(argv: list[str]) -> int:
-    """`argv`: scratch folder (with a short path, because it holds sockets), pid of the launcher, number of CPUs, and
-    further paths to remove if the launcher was killed and cannot remove them."""
-    folder, parent_pid, num_cpus = Path(argv[0]), int(argv[1]), int(argv[2])
+    """`argv`: scratch folder (with a short path, because it holds sockets), pid of the launcher, number of CPUs,
+    counts of other resources as JSON, and further paths to remove if the launcher was killed and cannot remove them."""
+    folder, parent_pid, num_cpus, resources = Path(argv[0]), int(argv[1]), int(argv[2]), json.loads(argv[3])
     signal.signal(signal.SIGTERM, _stop)
     ctypes.CDLL("libc.so.6", use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -40,6 +40,7 @@ def main(argv: list[str]) -> int:
 
         context: Any = ray.init(
             num_cpus=num_cpus,
+            resources=resources,
             include_dashboard=True,
             dashboard_host="127.0.0.1",
             log_to_driver=False,
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> int:
         kill_descendants(limit_s=REAP_LIMIT_S)
         shutil.rmtree(folder, ignore_errors=True)
         if os.getppid() != parent_pid:
-            for left in argv[3:]:
+            for left in argv[4:]:
                 shutil.rmtree(left, ignore_errors=True)
 
 

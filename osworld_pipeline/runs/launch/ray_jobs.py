@@ -4,41 +4,45 @@ cluster.
 All users of Ray's dashboard can read what is submitted here: do not submit secrets.
 """
 
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
 from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.runs.launch.job_queue import JobStatus, wait_for_end
 from osworld_pipeline.runs.launch.local_ray import RayCluster
+from osworld_pipeline.runs.placement import RayResources
 
 REQUEST_TIMEOUT_S = 30.0
 SUBMIT_TIMEOUT_S = 120.0
 """Ray answers once the job's supervisor runs."""
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 MISSING = "MISSING"
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobStatus:
-    status: str
-    """PENDING | RUNNING | SUCCEEDED | FAILED | STOPPED, or MISSING if the cluster has no such job."""
-    message: str
-    """Ray's message; its first line if there are several."""
-
-    @property
-    def has_ended(self) -> bool:
-        return self.status in (*ENDED, MISSING)
+"""Our own status of a job that the cluster does not know."""
 
 
 class RayJobs:
-    """Every method raises EnvServerError, which names the cluster, if the cluster does not answer or refuses."""
+    """A JobQueue. Every method raises EnvServerError, which names the cluster, if the cluster does not answer or
+    refuses."""
 
-    def __init__(self, cluster: RayCluster) -> None:
+    def __init__(
+        self,
+        cluster: RayCluster,
+        resources: RayResources,
+        *,
+        python: str,
+        env_vars: Mapping[str, str],
+        metadata: Mapping[str, str],
+    ) -> None:
+        """Jobs run with `python` on a node with `resources`; without any, on the head node."""
         self.url = cluster.url.rstrip("/")
+        self.place = f"the Ray at {self.url}"
+        self._resources = resources
+        self._python = python
+        self._env_vars, self._metadata = dict(env_vars), dict(metadata)
         headers = {"Authorization": f"Bearer {cluster.token}"} if cluster.token else {}
         self._client = httpx.Client(base_url=self.url, headers=headers, timeout=REQUEST_TIMEOUT_S)
 
@@ -50,42 +54,43 @@ class RayJobs:
     ) -> None:
         self._client.close()
 
-    def submit(
-        self, submission_id: str, entrypoint: str, *, env_vars: Mapping[str, str], metadata: Mapping[str, str]
-    ) -> None:
+    def submit(self, name: str, module: str, arguments: Sequence[str]) -> None:
         self._call(
             "POST",
             "/api/jobs/",
             timeout=SUBMIT_TIMEOUT_S,
             json={
-                "entrypoint": entrypoint,
-                "submission_id": submission_id,
-                "runtime_env": {"env_vars": dict(env_vars)},
-                "metadata": dict(metadata),
+                "entrypoint": shlex.join([self._python, "-m", module, *arguments]),
+                "submission_id": name,
+                "entrypoint_num_cpus": self._resources.cpus,
+                "entrypoint_num_gpus": self._resources.gpus,
+                "entrypoint_memory": self._resources.memory_bytes,
+                "entrypoint_resources": dict(self._resources.custom),
+                "runtime_env": {"env_vars": self._env_vars},
+                "metadata": self._metadata,
             },
         )
 
-    def status(self, submission_id: str) -> JobStatus:
-        response = self._call("GET", f"/api/jobs/{submission_id}", may_be_missing=True)
+    def why_waiting(self) -> str:
+        return f"check at {self.url} that the cluster has {self._resources} free on one node"
+
+    def status(self, name: str) -> JobStatus:
+        response = self._call("GET", f"/api/jobs/{name}", may_be_missing=True)
         if response.status_code == httpx.codes.NOT_FOUND:
-            return JobStatus(status=MISSING, message="the cluster has no such job: its head was restarted")
+            message = "the cluster has no such job: its head was restarted"
+            return JobStatus(status=MISSING, message=message, has_ended=True)
         answer: dict[str, Any] = response.json()
         message = str(answer.get("message") or "").strip()
-        return JobStatus(status=answer["status"], message=message.splitlines()[0] if message else "")
+        return JobStatus(
+            status=answer["status"],
+            message=message.splitlines()[0] if message else "",
+            has_ended=answer["status"] in ENDED,
+        )
 
-    def stop(self, submission_id: str, *, timeout_s: float) -> bool:
+    def stop(self, name: str, *, timeout_s: float) -> bool:
         """Stops the job: SIGTERM, then SIGKILL after three seconds. Returns whether it ended within `timeout_s`."""
-        self._call("POST", f"/api/jobs/{submission_id}/stop", may_be_missing=True)
-        return self.wait(submission_id, timeout_s=timeout_s)
-
-    def wait(self, submission_id: str, *, timeout_s: float) -> bool:
-        """Returns whether the job ended within `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        while not self.status(submission_id).has_ended:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.2)
-        return True
+        self._call("POST", f"/api/jobs/{name}/stop", may_be_missing=True)
+        return wait_for_end(self, name, timeout_s=timeout_s)
 
     def _call(
         self,

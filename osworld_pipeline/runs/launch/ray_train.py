@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_RETRYABLE, run_program, stop
-from osworld_pipeline.runs.job import RayShare
 from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter
 from osworld_pipeline.runs.messages import Failed, Message, Started
+from osworld_pipeline.runs.placement import RayShare
 
 
 class RankFailedError(Exception):
@@ -32,18 +32,13 @@ def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: 
 
     ray.init(log_to_driver=True)
     signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler
-    share = RayShare.model_validate(job.get("ray") or {})
-    cpus, gpus = share.cpus_per_rank, share.gpus_per_rank
+    rank = RayShare.model_validate(job.get("ray") or {}).rank
     trainer = TorchTrainer(
         run_rank,
         # By reference: Ray shows the configuration to its users, but not the job.
         train_loop_config={"program": program, "job": ray.put(dict(job)), "mailbox": str(mailbox.folder)},
         torch_config=torchrun_config(),
-        scaling_config=ScalingConfig(
-            num_workers=num_ranks,
-            use_gpu=gpus > 0,
-            resources_per_worker={"CPU": cpus} | ({"GPU": gpus} if gpus else {}),
-        ),
+        scaling_config=ScalingConfig(num_workers=num_ranks, use_gpu=rank.gpus > 0, resources_per_worker=rank.bundle()),
         run_config=RunConfig(
             name="ranks",
             storage_path=str(mailbox.folder.resolve()),  # else Ray creates a folder in the home folder

@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.dialects.actions import ends_episode
@@ -55,6 +55,12 @@ class PlayedBack:
     info: DesktopInfo
     started_at: float
     duration_s: float
+
+
+class Play(Protocol):
+    """Plays one demonstration once, on any desktop. Raises EnvServerError, as `play_back`."""
+
+    async def __call__(self, playback: Playback, task: Task, pause_s: float) -> PlayedBack: ...
 
 
 class _TooLongError(PipelineError):

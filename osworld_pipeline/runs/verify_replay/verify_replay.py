@@ -9,17 +9,14 @@ from typing import Any
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.domain.replay import ReplayVerification
-from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError
-from osworld_pipeline.protocols import Desktop
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.messages import Progress, Report
-from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
-from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.runs.verify_replay.job import VerificationJob
 from osworld_pipeline.runs.verify_replay.journal import VerificationJournal
-from osworld_pipeline.runs.verify_replay.playback import PlaybackLimits, play_back
+from osworld_pipeline.runs.verify_replay.playback import Play
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback, PlaybackPlan, chosen_playbacks, plan_playbacks
+from osworld_pipeline.runs.verify_replay.player import open_player
 from osworld_pipeline.runs.verify_replay.record import (
     Verdict,
     VerificationRecord,
@@ -33,25 +30,21 @@ from osworld_pipeline.tables.replay.rows import replay_coverage
 def main(job: VerificationJob, report: Report) -> dict[str, Any]:
     """Result: the number of demonstrations by verdict."""
     with VerificationJournal(job.state) as journal:
-        summary = asyncio.run(_verify(job.recipe, job.state, job.servers, journal, job.key, report))
+        summary = asyncio.run(_verify(job, journal, report))
     write_summary(job.state, summary)
     return {"num_verified": summary.num_verified, "num_failed": summary.num_failed, "num_open": summary.num_open}
 
 
-async def _verify(
-    recipe: Recipe, state: StateDir, servers: EnvServers, journal: VerificationJournal, key: str, report: Report
-) -> VerificationSummary:
+async def _verify(job: VerificationJob, journal: VerificationJournal, report: Report) -> VerificationSummary:
+    recipe, state = job.recipe, job.state
     plan = await asyncio.to_thread(plan_playbacks, state, min_reward=recipe.replay.threshold)
     record = await asyncio.to_thread(read_record, state)
-    async with open_env_client(recipe, state, servers, purpose="verify_replay") as client:
-        grounds = client.fleet.grounds()
-        verifier = Verifier(
-            plan, record, grounds=grounds, recipe=recipe, make_desktop=client.desktop, write=journal.write
-        )
+    async with open_player(job) as player:
+        verifier = Verifier(plan, record, grounds=player.grounds, recipe=recipe, play=player.play, write=journal.write)
         await verifier.run(report)
     await asyncio.to_thread(journal.flush)
     coverage = await asyncio.to_thread(replay_coverage, state, sorted(plan.tasks), recipe.replay)
-    return summarise(plan, record, grounds, recipe=recipe, coverage=coverage, key=key)
+    return summarise(plan, record, player.grounds, recipe=recipe, coverage=coverage, key=job.key)
 
 
 class Verifier:
@@ -64,15 +57,14 @@ class Verifier:
         *,
         grounds: Collection[Grounds] | None,
         recipe: Recipe,
-        make_desktop: Callable[[], Desktop],
+        play: Play,
         write: Callable[[Sequence[ReplayVerification]], None],
     ) -> None:
         """`grounds`: images and graders of the desktops; None if a server does not report them, and then every score
         counts."""
         self._plan, self._record, self._recipe = plan, record, recipe
-        self._grounds, self._make_desktop, self._write = grounds, make_desktop, write
+        self._grounds, self._play, self._write = grounds, play, write
         self._writing = asyncio.Lock()
-        self._limits = PlaybackLimits(actions_s=recipe.gspo.episode_timeout_s)
 
     async def run(self, report: Report) -> None:
         """Raises EnvServerError if the env server is unreachable, or if all playbacks ended in env_faults."""
@@ -104,14 +96,7 @@ class Verifier:
         num_graded = 0
         # Bounded by both limits: a desktop may differ from the description that its server gave.
         for _ in range(recipe.replay.num_verification_attempts + recipe.gspo.max_env_attempts - 1):
-            played = await play_back(
-                playback,
-                task,
-                desktop=self._make_desktop(),
-                pause_s=recipe.desktop.pause_s * (1 + num_graded),
-                threshold=recipe.replay.threshold,
-                limits=self._limits,
-            )
+            played = await self._play(playback, task, recipe.desktop.pause_s * (1 + num_graded))
             rows = verifications_of(playback, task, played, index=self._record.next_index(playback))
             async with self._writing:
                 await asyncio.to_thread(self._write, rows)

@@ -61,8 +61,7 @@ def list_files(state: StateDir, head: str) -> StoreFiles:
 
 
 def empty_rows(schema: pa.Schema) -> pa.RecordBatchReader:
-    """No rows with these columns, for DuckDB. An empty Arrow table would be made from lists, and Arrow imports pandas
-    when it converts its first list, which takes a second or more."""
+    """No rows with these columns, for DuckDB."""
     return pa.RecordBatchReader.from_batches(schema, [])
 
 

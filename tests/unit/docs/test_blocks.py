@@ -16,6 +16,7 @@ from command_lines import commands_of
 from episode_samples import make_episode
 
 from env_server.config import make_settings
+from env_server.providers.gateway.client import ENTRY_POINTS as SANDBOX_CLIENTS
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
@@ -26,6 +27,7 @@ from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 from osworld_pipeline.tables.query import run_query
+from resources.program_launcher import ENTRY_POINTS as LAUNCHERS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -71,7 +73,7 @@ def test_every_query_is_one_that_the_catalog_answers(pages: dict[str, Page], sta
             raise AssertionError(f"{where}: {error}") from error
 
 
-def test_every_toml_block_is_a_part_of_a_recipe_or_an_env_servers_settings(pages: dict[str, Page]) -> None:
+def test_every_toml_block_is_part_of_a_recipe_or_of_settings_or_names_entry_points(pages: dict[str, Page]) -> None:
     found = list(toml_blocks(pages))
     assert len(found) >= 2
     wrong = []
@@ -79,6 +81,9 @@ def test_every_toml_block_is_a_part_of_a_recipe_or_an_env_servers_settings(pages
         if set(document) <= {*Recipe.model_fields, "name"}:
             unknown = set(dotted(document)) - {*dict(keys()), "name"}
             wrong += [f"{where}: no recipe has {key}" for key in sorted(unknown)]
+        elif set(document) == {"project"}:
+            unknown = document["project"]["entry-points"].keys() - {LAUNCHERS, SANDBOX_CLIENTS}
+            wrong += [f"{where}: nothing reads the entry points {group}" for group in sorted(unknown)]
         else:
             make_settings(document)
     assert wrong == []
@@ -147,7 +152,9 @@ def test_every_json_block_is_json_and_a_task_in_it_can_be_run(pages: dict[str, P
 def test_every_python_block_is_python_that_imports_what_is_there(pages: dict[str, Page]) -> None:
     for where, block in blocks(pages, "python"):
         for node in ast.walk(ast.parse(block.text, filename=where)):
-            if isinstance(node, ast.ImportFrom) and str(node.module).startswith(("osworld_pipeline", "env_server")):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
+                ("osworld_pipeline", "env_server", "resources")
+            ):
                 module = importlib.import_module(str(node.module))
                 missing = [alias.name for alias in node.names if not hasattr(module, alias.name)]
                 assert missing == [], f"{where}: {node.module} has no {missing}"

@@ -11,7 +11,8 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.__main__ import PROGRAMS, program_module, read_input
 from osworld_pipeline.runs.budget import Budget
 from osworld_pipeline.runs.evaluate.plan import EvaluationJob, TaskChoice
-from osworld_pipeline.runs.job import Job, Policy, RayShare, StageJob
+from osworld_pipeline.runs.job import Job, Policy, StageJob
+from osworld_pipeline.runs.placement import Placement, RayResources, RayShare
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 
 SERVERS = EnvServers(urls=("http://127.0.0.1:9",), token="a-secret", num_replicas=2)
@@ -75,3 +76,45 @@ def test_every_program_is_found() -> None:
     assert {program_module(name) for name in PROGRAMS} == set(PROGRAMS.values())
     assert program_module("own.program") == "own.program"
     assert program_module("nothing") is None
+
+
+SHARE = RayShare(rank=RayResources(gpus=8), rollout_actor=RayResources(gpus=1), driver=RayResources(cpus=0.5))
+
+
+@pytest.mark.parametrize(
+    ("placement", "num_ranks", "num_actors", "expected"),
+    [
+        (Placement.RANK, 1, 0, SHARE.rank),
+        (Placement.RANK, 1, 4, SHARE.rank),
+        (Placement.RANK, 8, 0, SHARE.driver),
+        (Placement.ROLLOUTS, 1, 0, SHARE.rollout_actor),
+        (Placement.ROLLOUTS, 1, 4, SHARE.driver),
+        (Placement.DRIVER, 1, 0, SHARE.driver),
+    ],
+)
+def test_a_program_takes_the_resources_of_what_it_computes(
+    placement: Placement, num_ranks: int, num_actors: int, expected: RayResources
+) -> None:
+    share = SHARE.model_copy(update={"num_rollout_actors": num_actors})
+    assert share.entrypoint(placement, num_ranks) == expected
+
+
+def test_what_a_stage_computes_follows_from_the_stage() -> None:
+    stages = {stage: STAGE.model_copy(update={"stage": stage}).placement for stage in Stage}
+    assert stages.pop(Stage.BASE) is Placement.DRIVER
+    assert set(stages.values()) == {Placement.RANK}
+    assert EVALUATION.placement is Placement.ROLLOUTS
+
+
+def test_only_a_share_with_actors_moves_episodes_to_them() -> None:
+    assert STAGE.actors == STAGE.ray
+    assert EVALUATION.actors is None
+    assert STAGE.model_copy(update={"ray": RayShare()}).actors is None
+
+
+def test_resources_are_named_as_ray_counts_them() -> None:
+    needs = RayResources(cpus=2, gpus=0.5, memory_gb=1.5, custom={"desktop": 3})
+    assert str(needs) == "2 CPUs, 0.5 GPUs, 1.5 GiB of memory, 3 desktop"
+    assert needs.bundle() == {"CPU": 2, "GPU": 0.5, "memory": 1.5 * 2**30, "desktop": 3}
+    assert needs.actor_options() == {"num_cpus": 2, "num_gpus": 0.5, "memory": 3 * 2**29, "resources": {"desktop": 3}}
+    assert "memory" not in RayResources().actor_options(), "Ray refuses a reservation of nothing"

@@ -1,14 +1,13 @@
 """An evaluation that goes on after desktops or graders have changed: what others graded runs again, so that one score
 is never made of two graders."""
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from episode_samples import make_episode
 
 from osworld_pipeline.domain.grounds import Grounds, has_other_grounds
 from osworld_pipeline.runs.evaluate.evaluate import on_other_grounds
-from osworld_pipeline.runs.rollouts.session import RolloutSession
 
 OLD, NEW = (Grounds(image_digest="i" * 64, grader_version=version) for version in ("7", "8"))
 FINISHED = {
@@ -18,19 +17,9 @@ FINISHED = {
 }
 
 
-class FakeSession:
-    """Env servers that are on these grounds."""
-
-    def __init__(self, grounds: frozenset[Grounds] | None) -> None:
-        self._grounds = grounds
-
-    def grounds(self) -> frozenset[Grounds] | None:
-        return self._grounds
-
-
 def asked(grounds: frozenset[Grounds] | None) -> tuple[frozenset[str], list[str]]:
     warned: list[Any] = []
-    again = on_other_grounds(FINISHED, cast(RolloutSession, FakeSession(grounds)), warned.append)
+    again = on_other_grounds(FINISHED, grounds, warned.append)
     return again, [one.message for one in warned]
 
 

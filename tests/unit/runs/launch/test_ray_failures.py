@@ -1,13 +1,10 @@
-"""What a launcher is told when ranks under Ray fail, and what a job says of rollout actors. No Ray is started."""
+"""The message that a launcher receives when ranks under Ray fail. No Ray is started."""
 
 import pickle
 
 import pytest
 
-from osworld_pipeline.runs.gspo.job import actor_shape
-from osworld_pipeline.runs.job import RayShare
 from osworld_pipeline.runs.launch.ray_train import RankFailedError, explain_failure
-from osworld_pipeline.runs.rollouts.ray_actor import ActorShape
 
 pytest.importorskip("ray", reason="Ray is not installed (extra `ray`)")
 
@@ -46,9 +43,3 @@ def test_a_failure_without_ranks_names_the_program():
 def test_a_ranks_word_survives_the_way_to_the_driver():
     error = pickle.loads(pickle.dumps(RankFailedError("gone", True)))
     assert (error.message, error.retryable) == ("gone", True)
-
-
-def test_a_job_without_rollout_actors_has_no_shape():
-    assert actor_shape(None) is None
-    assert actor_shape(RayShare(num_rollout_actors=0)) is None
-    assert actor_shape(RayShare(num_rollout_actors=2, gpus_per_rollout_actor=1)) == ActorShape(count=2, gpus=1)

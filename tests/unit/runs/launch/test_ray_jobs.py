@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.runs.launch.job_queue import wait_for_end
 from osworld_pipeline.runs.launch.local_ray import RayCluster
 from osworld_pipeline.runs.launch.ray_jobs import RayJobs
+from osworld_pipeline.runs.placement import RayResources
 
 
 class FakeRay:
@@ -35,7 +37,7 @@ class FakeRay:
                     return self.answer(200, {"stopped": True})
                 if parts[-1] == "stop":
                     return self.answer(404, {})
-                if body["entrypoint"] == "broken":
+                if body["entrypoint"] == "python -m broken":
                     return self.answer(500, {"error": "no space"})
                 fake.jobs[body["submission_id"]] = {**body, "status": "RUNNING", "message": "going\non"}
                 return self.answer(200, {})
@@ -65,39 +67,53 @@ def ray() -> Iterator[FakeRay]:
     thread.join()
 
 
-def jobs_of(ray: FakeRay, token: str = "right") -> RayJobs:
-    return RayJobs(RayCluster(url=ray.url, token=token))
+def jobs_of(url: str, token: str | None = "right") -> RayJobs:
+    return RayJobs(
+        RayCluster(url=url, token=token),
+        RayResources(cpus=2, memory_gb=1, custom={"trainer": 1}),
+        python="python",
+        env_vars={"A": "1"},
+        metadata={"program": "x"},
+    )
 
 
 def test_a_job_runs_until_it_is_stopped(ray: FakeRay):
-    with jobs_of(ray) as jobs:
-        jobs.submit("a", "python -m x", env_vars={"A": "1"}, metadata={"program": "x"})
+    with jobs_of(ray.url) as jobs:
+        jobs.submit("a", "x.y", ["one word"])
         status = jobs.status("a")
         assert (status.status, status.message, status.has_ended) == ("RUNNING", "going", False)
-        assert not jobs.wait("a", timeout_s=0.1)
+        assert not wait_for_end(jobs, "a", timeout_s=0.1)
         assert jobs.stop("a", timeout_s=5)
         assert jobs.status("a").has_ended
+    assert ray.jobs["a"]["entrypoint"] == "python -m x.y 'one word'"
     assert ray.jobs["a"]["runtime_env"] == {"env_vars": {"A": "1"}}
+    asked = {name: value for name, value in ray.jobs["a"].items() if name.startswith("entrypoint_")}
+    assert asked == {
+        "entrypoint_num_cpus": 2,
+        "entrypoint_num_gpus": 0,
+        "entrypoint_memory": 2**30,
+        "entrypoint_resources": {"trainer": 1},
+    }
 
 
 def test_a_job_that_the_cluster_does_not_know_has_ended(ray: FakeRay):
-    with jobs_of(ray) as jobs:
+    with jobs_of(ray.url) as jobs:
         assert jobs.status("b").has_ended
         assert jobs.stop("b", timeout_s=1)
 
 
 def test_a_refused_token_is_named_without_telling_it(ray: FakeRay):
-    with jobs_of(ray, "wrong-9173") as jobs, pytest.raises(EnvServerError, match="refuses") as refusal:
-        jobs.submit("a", "python", env_vars={}, metadata={})
+    with jobs_of(ray.url, "wrong-9173") as jobs, pytest.raises(EnvServerError, match="refuses") as refusal:
+        jobs.submit("a", "x.y", [])
     assert "wrong-9173" not in str(refusal.value)
 
 
 def test_a_refused_job_says_what_the_cluster_said(ray: FakeRay):
-    with jobs_of(ray) as jobs, pytest.raises(EnvServerError, match="no space"):
-        jobs.submit("a", "broken", env_vars={}, metadata={})
+    with jobs_of(ray.url) as jobs, pytest.raises(EnvServerError, match="no space"):
+        jobs.submit("a", "broken", [])
 
 
 def test_a_cluster_that_is_not_there_is_one_sentence():
-    with RayJobs(RayCluster(url="http://127.0.0.1:1", token=None)) as jobs, pytest.raises(EnvServerError) as failure:
+    with jobs_of("http://127.0.0.1:1", None) as jobs, pytest.raises(EnvServerError) as failure:
         jobs.status("a")
     assert "does not answer" in str(failure.value)

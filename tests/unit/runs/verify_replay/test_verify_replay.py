@@ -21,7 +21,7 @@ from osworld_pipeline.errors import ActionParseError, EnvServerError, EvaluatorE
 from osworld_pipeline.protocols import DesktopInfo
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.verify_replay.journal import FOLDER, ROWS_PER_PART, VerificationJournal
-from osworld_pipeline.runs.verify_replay.playback import PlaybackLimits, play_back
+from osworld_pipeline.runs.verify_replay.playback import PlaybackLimits, PlayedBack, play_back
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback, PlaybackPlan, PlayedTurn
 from osworld_pipeline.runs.verify_replay.record import VerificationRecord, read_record
 from osworld_pipeline.runs.verify_replay.summary import summarise
@@ -104,16 +104,19 @@ class Bench:
         self.recipe = recipe_of(**replay)
 
     async def run(self, plan: PlaybackPlan, *, grounds: frozenset[Grounds] | None = frozenset({GROUNDS})) -> Any:
-        def make_desktop() -> FakeDesktop:
+        async def play(playback: Playback, task: Task, pause_s: float) -> PlayedBack:
             self.used.append(self.desktops.pop(0))
-            return self.used[-1]
+            return await play_back(
+                playback, task, desktop=self.used[-1], pause_s=pause_s, threshold=self.recipe.replay.threshold,
+                limits=PlaybackLimits(),
+            )  # fmt: skip
 
         verifier = Verifier(
             plan,
             self.record,
             grounds=grounds,
             recipe=self.recipe,
-            make_desktop=make_desktop,
+            play=play,
             write=self.written.extend,
         )
         await verifier.run(lambda message: None)

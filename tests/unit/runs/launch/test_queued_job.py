@@ -1,8 +1,9 @@
-"""The entrypoint of a Ray job, which with one process needs no Ray: it obeys its launcher and outlives it by little."""
+"""The entrypoint of a job of a queue: it obeys its launcher and outlives it by little."""
 
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,20 @@ def start_job(folder: Path, job: dict[str, Any], *, lost_after_s: float) -> tupl
     mailbox.beat()
     arguments = ["launched.program", str(mailbox.folder), "1", str(lost_after_s), str(folder / "program.log")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "osworld_pipeline.runs.launch.ray_job", *arguments],
+        [sys.executable, "-m", "osworld_pipeline.runs.launch.queued_job", *arguments],
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         start_new_session=True,
     )
     return process, mailbox
+
+
+def wait_until_begun(mailbox: Mailbox) -> None:
+    """Keeps the launcher's heartbeat until the program has sent a message of its own."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not any("begun" in path.read_text() for path in mailbox.folder.glob("messages-*.jsonl")):
+        assert time.monotonic() < deadline, "the program did not begin"
+        mailbox.beat()
+        time.sleep(0.05)
 
 
 def messages_until_end(process: subprocess.Popen[bytes], mailbox: Mailbox) -> list[Message]:
@@ -53,6 +63,7 @@ def test_a_failure_says_whether_it_may_be_tried_again(tmp_path: Path, act: str, 
 
 def test_a_job_that_is_asked_to_stop_unwinds(tmp_path: Path):
     process, mailbox = start_job(tmp_path, {"act": "wait", "clean_up": str(tmp_path / "clean")}, lost_after_s=60)
+    wait_until_begun(mailbox)
     mailbox.ask_to_stop()
     last = messages_until_end(process, mailbox)[-1]
     assert process.returncode == 143
@@ -63,6 +74,7 @@ def test_a_job_that_is_asked_to_stop_unwinds(tmp_path: Path):
 
 def test_a_job_whose_launcher_is_silent_unwinds_and_takes_the_mailbox_along(tmp_path: Path):
     process, mailbox = start_job(tmp_path, {"act": "wait", "clean_up": str(tmp_path / "clean")}, lost_after_s=2)
+    wait_until_begun(mailbox)
     process.wait(PATIENCE_S)
     assert process.returncode == 143
     assert (tmp_path / "clean-0").exists()
@@ -74,7 +86,7 @@ def test_a_job_that_another_start_has_taken_is_an_error(tmp_path: Path):
     process.wait(PATIENCE_S)
     arguments = ["launched.program", str(mailbox.folder), "1", "60", str(tmp_path / "program.log")]
     again = subprocess.run(
-        [sys.executable, "-m", "osworld_pipeline.runs.launch.ray_job", *arguments],
+        [sys.executable, "-m", "osworld_pipeline.runs.launch.queued_job", *arguments],
         capture_output=True,
         timeout=PATIENCE_S,
         check=False,

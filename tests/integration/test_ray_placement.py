@@ -1,0 +1,149 @@
+"""A Ray of several nodes: each program runs on a node with the resources that it needs, and the episodes of every kind
+of program on actors elsewhere."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from command_runs import SETTINGS, answer, asked, with_instance_settings
+from launches import PATIENCE_S, TESTS, environment, finish, start_launch
+from test_verified_replay import ITEMS, RECIPE, recorded, replay_row, write_tables
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.runs.rollouts.embedded_server import ServerSpec, embedded_env_server
+from osworld_pipeline.runs.verify_replay.job import VerificationJob
+from osworld_pipeline.runs.verify_replay.record import read_record
+from osworld_pipeline.store.blobs import BlobStore
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.ray,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra `ray`)"),
+]
+NODES: list[dict[str, float]] = [{"CPU": 2, "trainer": 1}, {"CPU": 2, "desktop": 1}, {"CPU": 2, "desktop": 1}]
+ACTORS: dict[str, Any] = {
+    "num_rollout_actors": 2,
+    "resources_per_rollout_actor": {"desktop": 1.0},
+    "resources_per_driver": {"trainer": 0.5},
+}
+
+
+class Nodes:
+    """A head without CPUs and the nodes above."""
+
+    def __init__(self, folder: Path) -> None:
+        self.holder = subprocess.Popen(
+            [sys.executable, str(TESTS / "ray_nodes_process.py"), str(folder), json.dumps(NODES)],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=environment() | {"TMPDIR": str(folder), "HOME": str(folder)},
+        )
+        assert self.holder.stdout is not None
+        with self.holder.stdout as output:
+            self.place: dict[str, Any] = json.loads(output.readline())
+
+    def launcher(self, **settings: Any) -> dict[str, Any]:
+        place = {"address": self.place["url"], "token": self.place["token"], "python": sys.executable}
+        return {"ray": place | settings}
+
+    def ask(self, path: str) -> Any:
+        headers = {"Authorization": f"Bearer {self.place['token']}"}
+        return httpx.get(self.place["url"] + path, headers=headers, timeout=30).raise_for_status().json()
+
+    def having(self, resource: str) -> set[str]:
+        """Ids of the nodes that have it."""
+        nodes = self.ask("/api/v0/nodes?detail=true")["data"]["result"]["result"]
+        return {node["node_id"] for node in nodes if resource in node["resources_total"]}
+
+    def node_of(self, program: str) -> str:
+        """Id of the node of the program's newest job."""
+        jobs = [job for job in self.ask("/api/jobs/") if job["metadata"]["program"] == program]
+        return max(jobs, key=lambda job: job["start_time"])["driver_node_id"]
+
+    def nodes_of_actors(self) -> set[str]:
+        """Ids of the nodes of all rollout actors so far."""
+        return {actor["node_id"] for actor in self._actors()}
+
+    def num_actors(self) -> int:
+        """Rollout actors so far."""
+        return len(self._actors())
+
+    def _actors(self) -> list[dict[str, Any]]:
+        actors = self.ask("/api/v0/actors?detail=true&limit=1000")["data"]["result"]["result"]
+        return [actor for actor in actors if actor["class_name"] == "PooledActor"]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    # Ray's sockets lie under it, and their paths may have 107 characters.
+    folder = Path("/tmp") / f"nodes-{os.getpid()}"
+    folder.mkdir()
+    started = Nodes(folder)
+    try:
+        yield started
+    finally:
+        started.holder.terminate()
+        started.holder.wait(PATIENCE_S)
+        shutil.rmtree(folder)
+
+
+def deployment(folder: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose commands run their programs on the nodes."""
+    resources = {"launcher": {"config": {"runs_on": nodes.launcher(**ACTORS)}}}
+    (folder / "deployment.yaml").write_text(yaml.safe_dump({"resources": resources}))
+    monkeypatch.setenv("OSWORLD_DEPLOYMENT", str(folder / "deployment.yaml"))
+    return with_instance_settings(folder)
+
+
+def test_a_trainer_runs_on_a_node_with_its_resources_and_its_actors_on_others(nodes: Nodes, tmp_path: Path) -> None:
+    on = nodes.launcher(resources_per_rank={"trainer": 1.0}, **ACTORS)
+    returned = finish(start_launch(tmp_path, on, "launched.placed", {}))[-1]
+    assert returned["kind"] == "returned", returned
+    assert {nodes.node_of("launched.placed")} == nodes.having("trainer")
+    assert set(returned["result"]["actors"]) == nodes.having("desktop")
+
+
+def test_a_program_that_fits_nowhere_fails_and_names_what_is_missing(nodes: Nodes, tmp_path: Path) -> None:
+    on = nodes.launcher(resources_per_rank={"quantum": 1.0}, start_timeout_s=3.0)
+    failed = finish(start_launch(tmp_path, on, "launched.placed", {}))[-1]
+    assert failed["kind"] == "failed"
+    assert failed["message"].startswith("launched.placed did not start within 3 s")
+    assert "1 CPUs, 1 quantum" in failed["message"]
+
+
+@pytest.mark.desktop
+def test_episodes_of_a_collection_run_on_actors(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = deployment(tmp_path, nodes, monkeypatch)
+    collected = answer(here, "collect", *SETTINGS, "--oracle", "--max-tasks", "2")
+    assert collected["num_episodes"] == collected["num_success"] == 2
+    assert {nodes.node_of("collect")} == nodes.having("trainer")
+    assert nodes.nodes_of_actors() == nodes.having("desktop")
+    assert asked(here, "SELECT count(*), bool_and(image_digest <> '') FROM episodes") == [(2, True)]
+
+
+@pytest.mark.desktop
+async def test_demonstrations_are_verified_by_actors(nodes: Nodes, tmp_path: Path) -> None:
+    state, items = StateDir(tmp_path), ITEMS[:2]
+    spec = ServerSpec(state=state, num_replicas=2, screen_width=512, screen_height=320)
+    with embedded_env_server(spec) as servers:
+        played = await recorded(servers, items)
+        blobs = BlobStore(state.blobs)
+        write_tables(state, [replay_row(one, blobs, line) for line, one in enumerate(played.values())], items)
+        job = VerificationJob(recipe=RECIPE, state_root=state.root, servers=servers).model_dump(mode="json")
+        before = nodes.num_actors()
+        launch = start_launch(tmp_path, nodes.launcher(**ACTORS), "verify_replay", job)
+        returned = finish(launch)[-1]
+    assert returned["result"] == {"num_verified": 2, "num_failed": 0, "num_open": 0}
+    assert {one.reward for one in read_record(state)} == {1.0}
+    assert nodes.num_actors() == before + ACTORS["num_rollout_actors"]
