@@ -9,7 +9,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-deploy test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-viewer check images release docs format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-deploy test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-cluster bench-viewer check images release docs format dev mlflow constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -51,7 +51,8 @@ test-gpu: setup-tokenizer ## the published 4B shape on a CUDA GPU, in under 8 mi
 	@$(BIN)/pytest -s -m gpu tests/gpu
 
 test-faults: setup-test ## training, a backfill and the demo with random faults of what they depend on; KILLS=40 for a long run
-	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py tests/integration/test_backfill_kills.py tests/integration/test_demo_kills.py
+	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py tests/integration/test_backfill_kills.py tests/integration/test_demo_kills.py \
+	tests/integration/test_postgres_instance.py
 
 test-docs: setup-test ## the commands of README.md and docs/, run against a small state that is made first
 	@OSWORLD_TEST_DOCS=1 $(BIN)/pytest tests/unit/docs/test_block_marks.py tests/pages
@@ -90,6 +91,9 @@ bench-learning: setup ## does it learn? three seeds of the whole pipeline on rea
 
 bench-scale: setup-test ## the resources of a replica, its cost a day, and a simulation of 1,024 over 16 hosts; QUICK=1 for a short run
 	@$(BIN)/python -m benchmarks.bench_scale $(if $(QUICK),--quick)
+
+bench-cluster: setup-test ## 100,000 episodes of an evaluation on Ray actors over four nodes, with stub desktops: the share of time they are busy; EPISODES=2000
+	@$(BIN)/python -m benchmarks.bench_cluster $(if $(EPISODES),--episodes $(EPISODES))
 
 bench-viewer: setup-test ## the trajectory viewer in Chromium over 100,000 episodes: opening, filtering, stepping
 	@$(BIN)/python -m benchmarks.bench_viewer

@@ -85,12 +85,12 @@ class StubEpisodes:
 
     async def __call__(self, task: Task, plan: EpisodePlan) -> Episode:
         latencies, rng = self._latencies, random.Random(plan.episode_id)
-        await asyncio.sleep(latencies.reset(rng) * latencies.scale)
-        steps: list[Step] = []
-        for index in range(latencies.turns(rng)):
-            steps.append(stub_step(index, self.version))
-            await asyncio.sleep((latencies.model(rng) + latencies.step(rng)) * latencies.scale)
-        await asyncio.sleep(latencies.score_s * latencies.scale)
+        waits = [latencies.reset(rng)]
+        waits += [latencies.model(rng) + latencies.step(rng) for _ in range(latencies.turns(rng))]
+        waits.append(latencies.score_s)
+        for wait_s in waits:
+            await asyncio.sleep(wait_s * latencies.scale)
+        steps = [stub_step(index, self.version) for index in range(len(waits) - 2)]
         reward = float(rng.random() < 0.5)
         return Episode(
             episode_id=plan.episode_id,
@@ -103,6 +103,7 @@ class StubEpisodes:
             outcome=Outcome.SUCCESS if reward else Outcome.FAILURE,
             reward=Reward(task=reward, shaped=reward),
             steps=tuple(steps),
+            times_s={"planned": sum(waits) * latencies.scale},
         )
 
 

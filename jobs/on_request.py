@@ -109,7 +109,6 @@ def choice_of(config: EvaluationRequest | CollectionRequest) -> TaskChoice:
 @dg.job(
     name=EVALUATE_TASKS,
     description="One checkpoint on tasks of a file, or on the first tasks of a suite; resumes task by task.",
-    tags={"dagster/max_retries": "0"},
 )
 def evaluate_tasks() -> None:
     evaluate_on_tasks()
@@ -118,7 +117,6 @@ def evaluate_tasks() -> None:
 @dg.job(
     name=COLLECT_ROLLOUTS,
     description="Rollouts of a checkpoint, or of the oracle, on tasks, for replay and SFT; resumes episode by episode.",
-    tags={"dagster/max_retries": "0"},
 )
 def collect_rollouts() -> None:
     collect_on_tasks()

@@ -13,14 +13,12 @@ train = dg.define_asset_job(
     selection=dg.AssetSelection.groups("raw", "tables", "checkpoints"),
     description="The whole pipeline: raw datasets, union tables, verified replay, SFT, flywheel, GSPO phases 1 and 2. "
     "The sensor new_checkpoints evaluates its checkpoints.",
-    tags={"dagster/max_retries": "0"},
 )
 
 build_tables = dg.define_asset_job(
     "build_tables",
     selection=dg.AssetSelection.groups("raw", "tables"),
     description="Raw datasets to union tables and verified replay, without training.",
-    tags={"dagster/max_retries": "0"},
 )
 
 run_flywheel = dg.define_asset_job(
@@ -28,7 +26,6 @@ run_flywheel = dg.define_asset_job(
     selection=dg.AssetSelection.assets("flywheel_checkpoint"),
     description="Rounds of rollouts and SFT on the successful ones, from the current SFT checkpoint; resumes episode "
     "by episode.",
-    tags={"dagster/max_retries": "0"},
 )
 
 retrain = dg.define_asset_job(
@@ -37,35 +34,30 @@ retrain = dg.define_asset_job(
     description="Flywheel and GSPO phases from the champion, within the recipe's budget ([retraining]); a run stopped "
     "by its budget continues in the next one. Started by retraining_schedule and the sensor retraining_is_due.",
     config={"resources": {"start": {"config": {"checkpoint": CHAMPION}}}},
-    tags={"dagster/max_retries": "0"},
 )
 
 evaluate = dg.define_asset_job(
     EVALUATE,
     selection=dg.AssetSelection.assets("evaluations"),
     description="One checkpoint on one suite; resumes task by task. Backfill any set of both.",
-    tags={"dagster/max_retries": "0"},
 )
 
 rank = dg.define_asset_job(
     RANK,
     selection=dg.AssetSelection.groups("evaluation") - dg.AssetSelection.assets("evaluations"),
     description="Leaderboard, champion and report from the existing evaluations.",
-    tags={"dagster/max_retries": "0"},
 )
 
 verify_replay = dg.define_asset_job(
     "verify_replay",
     selection=dg.AssetSelection.assets("verified_replay"),
     description="Executes the demonstrations of the replay buffer again; known results are not repeated.",
-    tags={"dagster/max_retries": "0"},
 )
 
 compact_trajectories = dg.define_asset_job(
     "compact_trajectories",
     selection=dg.AssetSelection.assets("compacted_trajectories"),
     description="Merges the small parts of the trajectory store into large sorted files, also during training.",
-    tags={"dagster/max_retries": "0"},
 )
 
 JOBS = [

@@ -23,7 +23,6 @@ def remove_garbage(context: dg.OpExecutionContext, state: StateResource) -> None
 
 @dg.job(
     description="Removes images and superseded files that no row of the store or the tables refers to.",
-    tags={"dagster/max_retries": "0"},
 )
 def collect_garbage() -> None:
     remove_garbage()

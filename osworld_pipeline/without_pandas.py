@@ -1,5 +1,5 @@
 """Keeps Arrow from importing pandas. With its first conversion of a Python value Arrow imports an installed pandas,
-only to recognise objects of pandas; that takes a second and 60 MB in every program."""
+only to recognise objects of pandas; that takes half a second and 60 MB in every program."""
 
 import sys
 from importlib.abc import MetaPathFinder

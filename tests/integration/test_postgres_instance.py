@@ -1,15 +1,18 @@
 """The instance of `init --postgres` in a real Postgres, which runs for these tests alone."""
 
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -20,7 +23,9 @@ from resources.instance_report import report
 USER = "nobody"
 START_LIMIT_S = 60.0
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+RETRY_LIMIT_S = 300.0
+SMOKE = {"resources": {"recipe": {"config": {"name": "smoke"}}}}
 
 
 def postgres_folder() -> Path:
@@ -112,3 +117,51 @@ def test_runs_events_and_pool_limits_lie_in_postgres(home: Path) -> None:
     told = report(home)
     assert (told["storage"], told["limits"]) == ("DagsterPostgresStorage", {"catalog": 1, "desktops": 4})
     assert not list(home.rglob("*.db")), "nothing in a file"
+
+
+@pytest.mark.desktop
+@pytest.mark.skipif("OSWORLD_CHAOS_KILLS" not in os.environ, reason="takes minutes: make test-faults")
+def test_a_named_job_whose_process_was_killed_is_started_again_and_ends(home: Path) -> None:
+    daemon = subprocess.Popen(
+        [program("dagster-daemon"), "run", "-w", "workspace.yaml"], cwd=home, start_new_session=True
+    )
+    try:
+        launch = [program("dagster"), "job", "launch", "-w", "workspace.yaml", "-j", "build_tables"]
+        subprocess.run([*launch, "--config-json", json.dumps(SMOKE)], cwd=home, check=True, timeout=START_LIMIT_S)
+        os.kill(within(START_LIMIT_S, lambda: parent_of("osworld_pipeline.runs record_sources", home)), signal.SIGKILL)
+        with dg.DagsterInstance.from_config(str(home)) as instance:
+            within(RETRY_LIMIT_S, lambda: successes(instance))
+            runs = instance.get_runs()
+    finally:
+        os.killpg(daemon.pid, signal.SIGTERM)
+        daemon.wait(START_LIMIT_S)
+    assert sorted(run.status for run in runs) == [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS]
+    (again,) = (run for run in runs if run.parent_run_id)
+    assert again.is_success
+    assert (home / "var" / "tables" / "replay_buffer").exists()
+
+
+def program(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def within(limit_s: float, answer: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + limit_s
+    while not (found := answer()):
+        assert time.monotonic() < deadline, f"not within {limit_s:.0f} s"
+        time.sleep(0.2)
+    return found
+
+
+def successes(instance: dg.DagsterInstance) -> list[dg.DagsterRun]:
+    return [run for run in instance.get_runs() if run.is_success]
+
+
+def parent_of(words: str, folder: Path) -> int | None:
+    """The process that started a program in this folder: the worker of a run."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if words in command and os.readlink(entry / "cwd") == str(folder):
+                return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    return None

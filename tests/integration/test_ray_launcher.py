@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,6 +87,14 @@ def test_a_job_tells_its_progress_and_its_result_and_shows_no_secret(cluster: Cl
     assert secret not in shown
     assert cluster.place["token"] not in shown
     assert list((tmp_path / "launches").iterdir()) == []
+
+
+def test_a_job_finds_the_address_of_its_own_ray(cluster: Cluster) -> None:
+    """Ray takes any Ray of this machine if there are several and this file is missing."""
+    (path,) = cluster.scratch.glob("ray-*/ray/ray_current_cluster")
+    host, _, port = path.read_text().rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=10):
+        pass
 
 
 def test_two_ranks_train_under_a_torch_trainer(cluster: Cluster, tmp_path: Path):

@@ -2,10 +2,6 @@
 of program on actors elsewhere."""
 
 import importlib.util
-import json
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +11,10 @@ import httpx
 import pytest
 import yaml
 from command_runs import SETTINGS, answer, asked, with_instance_settings
-from launches import PATIENCE_S, TESTS, environment, finish, start_launch
+from launches import environment, finish, start_launch
 from test_verified_replay import ITEMS, RECIPE, recorded, replay_row, write_tables
 
+from benchmarks.ray_nodes import RayNodes, ray_nodes
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.rollouts.embedded_server import ServerSpec, embedded_env_server
 from osworld_pipeline.runs.verify_replay.job import VerificationJob
@@ -41,25 +38,15 @@ ACTORS: dict[str, Any] = {
 class Nodes:
     """A head without CPUs and the nodes above."""
 
-    def __init__(self, folder: Path) -> None:
-        self.holder = subprocess.Popen(
-            [sys.executable, str(TESTS / "ray_nodes_process.py"), str(folder), json.dumps(NODES)],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env=environment() | {"TMPDIR": str(folder), "HOME": str(folder)},
-        )
-        assert self.holder.stdout is not None
-        with self.holder.stdout as output:
-            self.place: dict[str, Any] = json.loads(output.readline())
+    def __init__(self, ray: RayNodes) -> None:
+        self.url, self.token = ray.url, ray.token
 
     def launcher(self, **settings: Any) -> dict[str, Any]:
-        place = {"address": self.place["url"], "token": self.place["token"], "python": sys.executable}
-        return {"ray": place | settings}
+        return {"ray": {"address": self.url, "token": self.token, "python": sys.executable} | settings}
 
     def ask(self, path: str) -> Any:
-        headers = {"Authorization": f"Bearer {self.place['token']}"}
-        return httpx.get(self.place["url"] + path, headers=headers, timeout=30).raise_for_status().json()
+        headers = {"Authorization": f"Bearer {self.token}"}
+        return httpx.get(self.url + path, headers=headers, timeout=30).raise_for_status().json()
 
     def having(self, resource: str) -> set[str]:
         """Ids of the nodes that have it."""
@@ -86,16 +73,8 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Nodes]:
-    # Ray's sockets lie under it, and their paths may have 107 characters.
-    folder = Path("/tmp") / f"nodes-{os.getpid()}"
-    folder.mkdir()
-    started = Nodes(folder)
-    try:
-        yield started
-    finally:
-        started.holder.terminate()
-        started.holder.wait(PATIENCE_S)
-        shutil.rmtree(folder)
+    with ray_nodes(NODES, environment()) as ray:
+        yield Nodes(ray)
 
 
 def deployment(folder: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -134,7 +113,7 @@ def test_episodes_of_a_collection_run_on_actors(nodes: Nodes, tmp_path: Path, mo
 
 @pytest.mark.desktop
 async def test_demonstrations_are_verified_by_actors(nodes: Nodes, tmp_path: Path) -> None:
-    state, items = StateDir(tmp_path), ITEMS[:2]
+    state, items = StateDir(tmp_path), list(ITEMS[:2])
     spec = ServerSpec(state=state, num_replicas=2, screen_width=512, screen_height=320)
     with embedded_env_server(spec) as servers:
         played = await recorded(servers, items)

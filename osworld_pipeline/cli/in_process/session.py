@@ -30,6 +30,8 @@ from resources.state import RecipeResource
 MIN_FREE_BYTES = 1_000_000_000
 PROCESS_TAG = "osworld/demo_pid"
 """Tag of a run of such a command: the id of its process."""
+MAX_RETRIES_TAG = "dagster/max_retries"
+"""Dagster's tag: how often it starts a run again whose process was lost."""
 
 
 class JobStoppedError(PipelineError):
@@ -73,7 +75,8 @@ class InProcess:
                     raise_on_error=False,
                     partition_key=partition,
                     asset_selection=assets,
-                    tags={PROCESS_TAG: str(os.getpid())},
+                    # A daemon does not start a command again that ended with its process.
+                    tags={PROCESS_TAG: str(os.getpid()), MAX_RETRIES_TAG: "0"},
                     run_config={
                         "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
                         "resources": {

@@ -1,7 +1,7 @@
 """Evaluates checkpoints on the held-out tasks, task by task. Episodes finished by a killed run are not run again."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.evaluation.suite_files import EvalSuite
 from osworld_pipeline.policy_servers.launch import SharedServers
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.rollout.run_episode import EpisodePlan
-from osworld_pipeline.rollout.run_group import gather_episodes, in_turn, require_services
+from osworld_pipeline.rollout.run_episode import EpisodePlan, RunEpisode
+from osworld_pipeline.rollout.run_group import OnEpisode, gather_episodes, in_turn, require_services
 from osworld_pipeline.runs.checkpoints.endpoints import Endpoint, is_address
 from osworld_pipeline.runs.checkpoints.external import require_unchanged
 from osworld_pipeline.runs.evaluate.plan import EvaluationJob, load_tasks, plan_evaluation
 from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.runs.messages import Progress, Report, Warned
-from osworld_pipeline.runs.rollouts.rollouts import Rollouts, open_rollouts
+from osworld_pipeline.runs.rollouts.rollouts import open_rollouts
 from osworld_pipeline.runs.rollouts.session import num_slots
 from osworld_pipeline.store import TrajectoryStore
 
@@ -62,6 +62,10 @@ async def _evaluate(policy: Policy, evaluation: _Evaluation, launched: SharedSer
         stage = f"evaluate {policy.stage}"
         evaluation.report(Progress(done=len(episodes), total=len(plan.episodes), note=note, stage=stage))
 
+    def on_episode(episode: Episode) -> None:
+        episodes.append(episode)
+        report_progress()
+
     report_progress()
     if missing:
         if folder is not None and policy.stage == Stage.EXTERNAL:
@@ -84,7 +88,8 @@ async def _evaluate(policy: Policy, evaluation: _Evaluation, launched: SharedSer
             episodes[:] = [episode for part, episode in finished.items() if part not in again]
             report_progress()
             missing += [plan.episodes[part] for part in again]
-            await _run(missing, rollouts, evaluation, episodes, report_progress)
+            store, slots = TrajectoryStore(state), num_slots(recipe, job.servers)
+            require_services(await run_and_store(missing, rollouts.run_one, store, on_episode, num_slots=slots))
     return {
         "num_episodes": len(episodes),
         "num_reused": len(finished) - len(again),
@@ -118,23 +123,22 @@ def policy_of(policy: Policy, recipe: Recipe, state: StateDir) -> tuple[Recipe, 
     return (Endpoint.parse(path).sampled_by(recipe), None) if is_address(path) else (recipe, state.root / path)
 
 
-async def _run(
+async def run_and_store(
     missing: Sequence[tuple[Task, EpisodePlan]],
-    rollouts: Rollouts,
-    evaluation: _Evaluation,
-    episodes: list[Episode],
-    report_progress: Callable[[], None],
-) -> None:
-    """Runs and stores the episodes, as many in parallel as allowed; adds them to `episodes`."""
-    job = evaluation.job
-    store = TrajectoryStore(job.state)
+    run_one: RunEpisode,
+    store: TrajectoryStore,
+    on_episode: OnEpisode,
+    *,
+    num_slots: int,
+) -> tuple[Episode, ...]:
+    """Runs the episodes, at most `num_slots` at a time; each is stored as a part of its own before `on_episode`. A
+    desktop does not wait for the store."""
+    run_in_turn = in_turn(run_one, num_slots)
 
-    async def run_and_store(task: Task, plan: EpisodePlan) -> Episode:
-        episode = await rollouts.run_one(task, plan)
+    async def run(task: Task, plan: EpisodePlan) -> Episode:
+        episode = await run_in_turn(task, plan)
         await asyncio.to_thread(store.write_episodes, plan.episode_id, [episode])
-        episodes.append(episode)
-        report_progress()
+        on_episode(episode)
         return episode
 
-    ran = await gather_episodes(missing, in_turn(run_and_store, num_slots(job.recipe, job.servers)))
-    require_services(ran)
+    return await gather_episodes(missing, run)

@@ -19,6 +19,8 @@ from osworld_pipeline.runs.parent import die_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36
 READY = "ready.json"
+ADDRESS_FILE = "ray_current_cluster"
+"""Ray's own name; `ray start` writes it too."""
 REAP_LIMIT_S = 10.0
 OBJECT_STORE_BYTES = 512 << 20
 """Object store memory. Episodes and jobs pass through it; screenshots and weights do not."""
@@ -48,6 +50,8 @@ def main(argv: list[str]) -> int:
             _temp_dir=str(folder / "ray"),
         )
         signal.signal(signal.SIGTERM, _stop)  # replaces Ray's handler
+        # Without this file a job connects to any Ray that it finds on this machine.
+        (folder / "ray" / ADDRESS_FILE).write_text(context.address_info["gcs_address"])
         ready = {"url": f"http://{context.address_info['webui_url']}"}
         (folder / "ready.tmp").write_text(json.dumps(ready))
         (folder / "ready.tmp").rename(folder / READY)

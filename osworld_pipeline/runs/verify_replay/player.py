@@ -38,7 +38,7 @@ async def open_player(job: VerificationJob) -> AsyncIterator[Player]:
     share = job.actors.model_copy(update={"rollout_actor": without_gpu})
     async with open_pool(partial(_open_playback, job), share, purpose=PURPOSE) as pool:
         reported = await pool.call_each("grounds", limit_s=SLACK_S)
-        yield Player(play=partial(_play_on, pool, job), grounds=all_grounds(reported))
+        yield Player(play=partial(play_on, pool, job.recipe), grounds=all_grounds(reported))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +68,10 @@ async def _open_playback(job: VerificationJob, purpose: str) -> AsyncIterator[_P
         yield _Playback(recipe=job.recipe, client=client)
 
 
-async def _play_on(pool: ActorPool, job: VerificationJob, playback: Playback, task: Task, pause_s: float) -> PlayedBack:
+async def play_on(pool: ActorPool, recipe: Recipe, playback: Playback, task: Task, pause_s: float) -> PlayedBack:
     """Plays on the actor with the fewest playbacks. The loss of the actor is an env_fault. Raises EnvServerError if
     the env server is unreachable, or if no actor starts."""
-    limits, started_at, start = _limits(job.recipe), time.time(), time.monotonic()
+    limits, started_at, start = _limits(recipe), time.time(), time.monotonic()
     limit_s = limits.reset_s + limits.actions_s + limits.evaluate_s + SLACK_S
     slot = pool.least_busy()
     try:

@@ -1,0 +1,116 @@
+"""A Ray of several nodes on this machine. `python -m benchmarks.ray_nodes FOLDER NODES` holds it until SIGTERM, and
+prints where it is. NODES is JSON: for each node but the head its CPUs and other resources, by their counts."""
+
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.processes import BenchmarkError
+from osworld_pipeline.runs.launch.ray_head import PR_SET_CHILD_SUBREAPER, REAP_LIMIT_S, kill_descendants
+
+SMALL = ("--object-store-memory=100000000", "--dashboard-agent-listen-port=0", "--include-log-monitor=false")
+
+
+STOP_LIMIT_S = 60.0
+LOG = "start.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayNodes:
+    url: str
+    """Of the dashboard."""
+    address: str
+    """For `ray.init`."""
+    token: str
+    variables: Mapping[str, str]
+    """For processes that connect to it."""
+
+
+@contextmanager
+def ray_nodes(nodes: Sequence[Mapping[str, float]], environment: Mapping[str, str]) -> Iterator[RayNodes]:
+    """Runs a head without CPUs and these nodes until the block ends. Their processes have `environment`."""
+    folder = Path(tempfile.mkdtemp(prefix="nodes-"))  # short, because paths of sockets may have 107 characters
+    holder = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.ray_nodes", str(folder), json.dumps([dict(node) for node in nodes])],
+        cwd=Path(__file__).resolve().parents[1],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**environment, "TMPDIR": str(folder), "HOME": str(folder)},
+    )
+    try:
+        assert holder.stdout is not None
+        with holder.stdout as output:
+            place = output.readline()
+        if not place:
+            raise BenchmarkError(f"Ray did not start: {(folder / LOG).read_text()[-2000:]}")
+        yield RayNodes(**json.loads(place), variables=_access(folder))
+    finally:
+        holder.terminate()
+        holder.wait(STOP_LIMIT_S)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _access(folder: Path) -> dict[str, str]:
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token"), "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def main(folder: Path, nodes: list[dict[str, float]]) -> None:
+    is_over = threading.Event()
+    ctypes.CDLL("libc.so.6", use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGTERM, lambda signum, frame: is_over.set())
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    os.environ |= _access(folder) | {
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    }
+    port, dashboard_port = _free_ports(2)
+    start = partial(_start, folder / LOG)
+    try:
+        start("--head", f"--port={port}", "--include-dashboard=true", "--dashboard-host=127.0.0.1",
+              f"--dashboard-port={dashboard_port}", "--num-cpus=0", f"--temp-dir={folder / 'ray'}")  # fmt: skip
+        for node in nodes:
+            others = json.dumps({name: count for name, count in node.items() if name != "CPU"})
+            start(f"--address=127.0.0.1:{port}", f"--num-cpus={node['CPU']:g}", f"--resources={others}")
+        place = {
+            "url": f"http://127.0.0.1:{dashboard_port}",
+            "address": f"127.0.0.1:{port}",
+            "token": token.read_text(),
+        }
+        print(json.dumps(place), flush=True)
+        is_over.wait()
+    finally:
+        kill_descendants(limit_s=REAP_LIMIT_S)  # `ray stop` would stop every Ray of this machine
+
+
+def _start(log_path: Path, *options: str) -> None:
+    ray = Path(sys.executable).with_name("ray")
+    command = [str(ray), "start", "--disable-usage-stats", "--node-ip-address=127.0.0.1", *SMALL, *options]
+    with log_path.open("ab") as log:
+        subprocess.run(command, stdout=log, stderr=log, check=True)
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
