@@ -22,8 +22,6 @@ from benchmarks.processes import BenchmarkError
 from osworld_pipeline.runs.launch.ray_head import PR_SET_CHILD_SUBREAPER, REAP_LIMIT_S, kill_descendants
 
 SMALL = ("--object-store-memory=100000000", "--dashboard-agent-listen-port=0", "--include-log-monitor=false")
-
-
 STOP_LIMIT_S = 60.0
 LOG = "start.log"
 

@@ -17,7 +17,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.project import project_files, write_project
+from osworld_pipeline.tables.owned import read_table
 from resources.instance_report import report
 
 USER = "nobody"
@@ -140,7 +142,7 @@ def test_a_named_job_whose_process_was_killed_is_started_again_and_ends(home: Pa
     assert {run.status for run in runs} == {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS}
     (again,) = (run for run in runs if run.parent_run_id)
     assert again.is_success
-    assert (home / "var" / "tables" / "replay_buffer").exists()
+    assert read_table(StateDir(home / "var"), "replay_buffer").num_rows > 0
 
 
 def program(name: str) -> str:
