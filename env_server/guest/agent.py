@@ -17,6 +17,7 @@ from .routes import WINDOW_WAIT_S, DesktopRoutes, OsworldRoutes
 from .screen import Screen
 from .server import GuestServer
 from .session import Session
+from .shared_memory import SharedMemory
 from .terminal import TerminalReader
 from .windows import WindowManager
 from .x_server_watch import XServerWatch
@@ -75,7 +76,7 @@ def run_agent(
     if session.x_server is None:
         screen: Screen = RootWindowScreen(session.display)
     else:
-        screen = Screen(session.framebuffer / "Xvfb_screen0", session.display)
+        screen = Screen(SharedMemory(session.x_server.pid), session.display)
     terminal = TerminalReader(Display(session.display_name), manager, runtime)
     buses = MessageBuses(session.bus, session.bus_socket)
     routes = DesktopRoutes(

@@ -1,4 +1,5 @@
-"""The screen of an X server without a framebuffer file: read through X requests, with the mouse cursor drawn in."""
+"""The screen of an X server whose framebuffer is not shared memory: read through X requests, with the mouse cursor
+drawn in."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import struct
@@ -12,7 +13,7 @@ from .screen import Screen
 
 
 class RootWindowScreen(Screen):
-    """Slower than a framebuffer file, but works with every X server."""
+    """Slower than reading the framebuffer, but works with every X server."""
 
     def __init__(self, display: Display) -> None:
         self._display, self._lock = display, threading.Lock()

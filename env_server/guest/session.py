@@ -48,7 +48,6 @@ class Session:
         """With `has_x_server` display :0 is already running, as in a virtual machine, and `x_server` stays None. With
         `is_any_display` a free display is used, and DISPLAY is set for every program started later."""
         self.runtime = runtime
-        self.framebuffer = runtime / "framebuffer"
         self.x_server: subprocess.Popen[bytes] | None = None
         self.display_name = "unix:0"
         x_is_ready = None if has_x_server else self._start_x_server(width, height, is_any_display=is_any_display)
@@ -76,7 +75,6 @@ class Session:
 
     def _start_x_server(self, width: int, height: int, *, is_any_display: bool) -> int:
         """Returns a file descriptor to which the X server writes once it accepts connections."""
-        self.framebuffer.mkdir(mode=0o700)
         read_end, write_end = os.pipe()
         self.x_server = _start(
             [
@@ -90,7 +88,7 @@ class Session:
                 "-noreset",
                 "-ac",
             ],
-            ["-fbdir", str(self.framebuffer), "-displayfd", str(write_end), "+extension", "XTEST"],
+            ["-shmem", "-displayfd", str(write_end), "+extension", "XTEST"],
             pass_fds=(write_end,),
         )
         os.close(write_end)

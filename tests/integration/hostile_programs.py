@@ -76,8 +76,7 @@ def stop_helpers():
 
 def end_screen():
     time.sleep(rng.uniform(2.0, 10.0))
-    framebuffer = "/run/user/1000/framebuffer/Xvfb_screen0"
-    how = ("pkill -KILL Xvfb", "pkill -STOP Xvfb", "truncate -s 100 " + framebuffer, "pkill -KILL openbox")
+    how = ("pkill -KILL Xvfb", "pkill -STOP Xvfb", "ipcrm --all=shm; pkill -TERM Xvfb", "pkill -KILL openbox")
     subprocess.run(rng.choice(how), shell=True)
 
 root = Display().screen().root
