@@ -2,7 +2,6 @@
 about two milliseconds."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
-import ctypes
 import io
 import struct
 import threading
@@ -34,13 +33,13 @@ class Screen:
         header = _HEADER.unpack(framebuffer.read(0, _HEADER.size))
         self.width, self.height, self.stride = header[4], header[5], header[12]
         start = header[0] + header[19] * _COLOUR_BYTES
-        self._pixels: ctypes.Array[ctypes.c_ubyte] = framebuffer.array(start, self.stride * self.height)
+        self._memory = framebuffer.array(start, self.stride * self.height)
 
     def pixels(self) -> bytes:
         """Four bytes per pixel, after the X server has processed all requests sent so far. Safe to call from several
         threads."""
         self._sync()
-        return bytes(self._pixels)
+        return bytes(self._memory)
 
     def _sync(self) -> None:
         with self._lock:  # of two threads that use one connection, one may wait for the other's answer without end
@@ -49,7 +48,9 @@ class Screen:
     def grab(self) -> Image.Image:
         """The same as an image, including the mouse cursor."""
         self._sync()
-        return Image.frombuffer("RGB", (self.width, self.height), self._pixels, "raw", "BGRX", self.stride, 1)
+        # Pillow takes any buffer; its type hints do not.
+        memory: bytes = self._memory  # pyright: ignore[reportAssignmentType]
+        return Image.frombuffer("RGB", (self.width, self.height), memory, "raw", "BGRX", self.stride, 1)
 
     def encode(self, image_format: str, quality: int | None = None, *, size: tuple[int, int] | None = None) -> bytes:
         """`png`, `jpeg` or `webp`; `quality` 1..100 applies to the last two; `size` is the (width, height) of the
