@@ -4,6 +4,7 @@ import time
 
 import dagster as dg
 
+from assets.retries import FAULT_RETRIES, only_after_faults
 from assets.stage import StageServices, checkpoint_result, run_stage, try_stage
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.state import StateDir
@@ -62,7 +63,8 @@ def _made_in(run_id: str, asset: str, instance: dg.DagsterInstance) -> dg.AssetM
     return next((one for one in reversed(made) if one is not None and one.asset_key == dg.AssetKey(asset)), None)
 
 
-@dg.asset(group_name=GROUP, kinds={"huggingface", "pytorch"}, pool="trainer")
+@dg.asset(group_name=GROUP, kinds={"huggingface", "pytorch"}, pool="trainer", retry_policy=FAULT_RETRIES)
+@only_after_faults
 def base_checkpoint(
     context: dg.AssetExecutionContext,
     state: StateResource,
@@ -85,7 +87,9 @@ def base_checkpoint(
     kinds={"huggingface", "pytorch"},
     pool="trainer",
     deps=["base_checkpoint", "replay_buffer", "verified_replay"],
+    retry_policy=FAULT_RETRIES,
 )
+@only_after_faults
 def sft_checkpoint(
     context: dg.AssetExecutionContext,
     state: StateResource,
@@ -110,7 +114,9 @@ def sft_checkpoint(
     kinds={"huggingface", "pytorch", "x11"},
     pool="trainer",
     deps=["sft_checkpoint", "replay_buffer", "train_tasks", "verified_replay"],
+    retry_policy=FAULT_RETRIES,
 )
+@only_after_faults
 def flywheel_checkpoint(
     context: dg.AssetExecutionContext,
     state: StateResource,
@@ -177,7 +183,9 @@ def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.As
         pool="trainer",
         deps=[parent_asset, "replay_buffer", "train_tasks", "verified_replay"],
         description=description,
+        retry_policy=FAULT_RETRIES,
     )
+    @only_after_faults
     def gspo_checkpoint(
         context: dg.AssetExecutionContext,
         state: StateResource,

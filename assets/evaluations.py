@@ -7,6 +7,7 @@ import dagster as dg
 
 from assets.checkpoints import checkpoint_id_of
 from assets.links import log_links
+from assets.retries import FAULT_RETRIES, only_after_faults
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.leaderboard_rows import leaderboard_rows
@@ -45,7 +46,15 @@ SUITES = dg.StaticPartitionsDefinition(list(suite_names(StateResource(path=confi
 PARTITIONS = dg.MultiPartitionsDefinition({"checkpoint": CHECKPOINTS, "suite": SUITES})
 
 
-@dg.asset(group_name=GROUP, kinds={"x11", "mlflow"}, pool="trainer", deps=CHECKPOINT_ASSETS, partitions_def=PARTITIONS)
+@dg.asset(
+    group_name=GROUP,
+    kinds={"x11", "mlflow"},
+    pool="trainer",
+    deps=CHECKPOINT_ASSETS,
+    partitions_def=PARTITIONS,
+    retry_policy=FAULT_RETRIES,
+)
+@only_after_faults
 def evaluations(
     context: dg.AssetExecutionContext,
     state: StateResource,
@@ -131,7 +140,8 @@ def leaderboard(state: StateResource, recipe: RecipeResource) -> dg.MaterializeR
     )
 
 
-@dg.asset(group_name=GROUP, kinds={"mlflow"}, pool="catalog", deps=[leaderboard])
+@dg.asset(group_name=GROUP, kinds={"mlflow"}, pool="catalog", deps=[leaderboard], retry_policy=FAULT_RETRIES)
+@only_after_faults
 def champion(
     context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
 ) -> dg.MaterializeResult:
@@ -151,7 +161,8 @@ def champion(
     )
 
 
-@dg.asset(group_name=GROUP, kinds={"html"}, pool="catalog", deps=[leaderboard])
+@dg.asset(group_name=GROUP, kinds={"html"}, pool="catalog", deps=[leaderboard], retry_policy=FAULT_RETRIES)
+@only_after_faults
 def evaluation_report(
     context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
 ) -> dg.MaterializeResult:

@@ -3,6 +3,7 @@
 import dagster as dg
 
 from assets.metadata import reject_metadata
+from assets.retries import FAULT_RETRIES, only_after_faults
 from osworld_pipeline.datasets.raw import REPLAY_SOURCES, TASK_SOURCES, Source
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.job import DesktopJob
@@ -33,7 +34,8 @@ TASK = dg.TableSchema(
 )
 
 
-@dg.asset(group_name=GROUP, kinds={"python", "x11"}, pool="desktops")
+@dg.asset(group_name=GROUP, kinds={"python", "x11"}, pool="desktops", retry_policy=FAULT_RETRIES)
+@only_after_faults
 def demonstrations(
     context: dg.AssetExecutionContext,
     state: StateResource,

@@ -5,6 +5,7 @@ from typing import Any
 import dagster as dg
 
 from assets.metadata import NUM_SHOWN, column_schema
+from assets.retries import FAULT_RETRIES, only_after_faults
 from osworld_pipeline.columns import REPLAY_VERIFICATIONS
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.verify_replay.job import VerificationJob
@@ -30,7 +31,9 @@ GROUP = "tables"
     pool="desktops",
     deps=["replay_buffer", "train_tasks"],
     code_version=code_version(*MODULES),
+    retry_policy=FAULT_RETRIES,
 )
+@only_after_faults
 def verified_replay(
     context: dg.AssetExecutionContext,
     state: StateResource,

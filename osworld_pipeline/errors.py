@@ -22,9 +22,14 @@ PipelineError
 └── InternalError        an exception that this project does not expect: a defect
 """
 
+from typing import ClassVar
+
 
 class PipelineError(Exception):
     """Base of every error this project raises on purpose."""
+
+    is_retryable: ClassVar[bool] = False
+    """Whether the same work may succeed when it is started again, without a change by a person."""
 
 
 class DependencyError(PipelineError): ...
@@ -45,19 +50,22 @@ class TableError(PipelineError): ...
 class StoreError(PipelineError): ...
 
 
-class StoreBusyError(StoreError): ...
+class StoreBusyError(StoreError):
+    is_retryable = True
 
 
 class ActionParseError(PipelineError): ...
 
 
-class EnvServerError(PipelineError): ...
+class EnvServerError(PipelineError):
+    is_retryable = True
 
 
 class NoCapacityError(EnvServerError): ...
 
 
-class ReplicaError(PipelineError): ...
+class ReplicaError(PipelineError):
+    is_retryable = True
 
 
 class TamperingError(ReplicaError): ...
@@ -73,7 +81,8 @@ class TouchedError(ReplicaError):
 class SetupError(PipelineError): ...
 
 
-class EngineError(PipelineError): ...
+class EngineError(PipelineError):
+    is_retryable = True
 
 
 class EvaluatorError(PipelineError): ...
@@ -82,7 +91,8 @@ class EvaluatorError(PipelineError): ...
 class TrainingError(PipelineError): ...
 
 
-class TrackingError(PipelineError): ...
+class TrackingError(PipelineError):
+    is_retryable = True
 
 
 class InternalError(PipelineError): ...

@@ -92,7 +92,10 @@ class LocalLauncher(ProgramLauncher):
             return last.result
         if isinstance(last, Failed):
             raise dg.Failure(last.message, allow_retries=last.retryable)
-        raise dg.Failure(f"{program} ended with status {process.returncode}; see {log_path}", allow_retries=False)
+        raise dg.Failure(
+            f"{program} ended with status {process.returncode}; see {log_path}",
+            allow_retries=(process.returncode or 0) < 0,
+        )
 
     def _listen(
         self,

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import EngineError, EnvServerError, PipelineError, RecipeError, ReplicaError
+from osworld_pipeline.errors import PipelineError, RecipeError
 from osworld_pipeline.runs.messages import Failed, Message, Report, Result, problems_in
 from osworld_pipeline.runs.parent import die_with_parent
 
@@ -35,7 +35,6 @@ PROGRAMS: Mapping[str, str] = {
 }
 """The module of each, whose `main(job, report)` is run."""
 EXIT_FATAL, EXIT_RETRYABLE, EXIT_STOPPED = 2, 3, 143
-RETRYABLE = (EnvServerError, ReplicaError, EngineError)
 REPORT_TO_STDOUT = "--print"
 RANK_OF = "--rank-of"
 """Followed by the pid of the torchrun that started this rank."""
@@ -90,10 +89,9 @@ def run_program(program: str, job: dict[str, Any], report: Report) -> int:
         program_main = importlib.import_module(str(program_module(program))).main
         result = program_main(read_input(program, program_main, job), report)
     except PipelineError as error:
-        retryable = isinstance(error, RETRYABLE)
-        report(Failed(type=type(error).__name__, message=str(error), retryable=retryable))
+        report(Failed(type=type(error).__name__, message=str(error), retryable=error.is_retryable))
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return EXIT_RETRYABLE if retryable else EXIT_FATAL
+        return EXIT_RETRYABLE if error.is_retryable else EXIT_FATAL
     except (Stopped, KeyboardInterrupt):
         report(Failed(type="Stopped", message=f"{program} was stopped", retryable=False))
         return EXIT_STOPPED

@@ -15,6 +15,7 @@ import dagster as dg
 from rich.console import Console
 
 from assets.evaluations import CHECKPOINTS
+from assets.retries import MAX_RETRIES_TAG
 from jobs.failures import reason_of
 from jobs.pipeline import EVALUATE
 from osworld_pipeline.cli.in_process.bars import Bars, shown_bars
@@ -30,8 +31,6 @@ from resources.state import RecipeResource
 MIN_FREE_BYTES = 1_000_000_000
 PROCESS_TAG = "osworld/demo_pid"
 """Tag of a run of such a command: the id of its process."""
-MAX_RETRIES_TAG = "dagster/max_retries"
-"""Dagster's tag: how often it starts a run again whose process was lost."""
 
 
 class JobStoppedError(PipelineError):
