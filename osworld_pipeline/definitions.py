@@ -15,6 +15,7 @@ from jobs.failures import failed_runs
 from jobs.pipeline import JOBS
 from jobs.retraining import CRON_VARIABLE, DEFAULT_CRON, build_retraining_schedule, retraining_is_due
 from jobs.sensors import SENSORS
+from resources.catalog_tables import catalog_tables
 from resources.deployment import deployment_resources
 from resources.progress import ProgressResource
 from resources.start import StartResource
@@ -39,6 +40,7 @@ defs = dg.Definitions(
         **deployment_resources(os.environ),
         "progress": ProgressResource(),
         "start": StartResource(),
+        "catalog_tables": catalog_tables,
     },
     executor=dg.in_process_executor,
 )
