@@ -38,7 +38,7 @@ NEEDED = (
     "env_server/providers/desktop_env/stubs/easyocr.py",
 )
 KINDS = {".py", ".toml", ".yaml", ".txt", ".sh", ".jinja", ".html", ".css", ".js", ".svg", ".md", ".typed", ".xml",
-         ".ps1", ".cmd", ".env", ""}  # fmt: skip
+         ".ps1", ".cmd", ".env", ".json", ""}  # fmt: skip
 """Suffixes of files that belong into the wheel: no pictures, no notebooks, no compiled files."""
 NOT_SHIPPED = re.compile(
     r"\bscripts/|repository'?s? root|\bdocs/[\w/-]+\.md|\bdeploy/|\.venv\b|\bmake \w", re.IGNORECASE

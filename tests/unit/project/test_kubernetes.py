@@ -26,7 +26,7 @@ from resources.desktops import DesktopsResource
 
 SECRETS = {"ENV_SERVER_TOKEN": "first-secret", "OSWORLD_VIEWER_TOKEN": "second-secret", "DAGSTER_PG_PASSWORD": "third"}
 VERSIONS = ("1.31", "1.34", "1.37")
-COMPONENTS = ("postgres", "user-namespaces", "kvm", "sglang", "ray")
+COMPONENTS = ("postgres", "user-namespaces", "kvm", "sglang", "ray", "grafana")
 Documents = list[dict[str, Any]]
 
 
