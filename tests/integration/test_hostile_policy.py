@@ -245,8 +245,10 @@ async def test_exhausting_threads_is_tampering(
 ) -> None:
     guest = (await provider.start("replica-0")).guest
     await guest.launch(["python3", "-c", BOMB])
+    with pytest.raises(TamperingError):
+        await ask_until_refused(lambda _: guest.execute("true", shell=True))
     with pytest.raises(TamperingError, match=r"replica-0 have left no space or processes for /platform"):
-        # Each at the same time needs a connection, and each connection a thread.
+        # Each at the same time needs a connection, and each new connection a thread.
         await ask_until_refused(lambda _: asyncio.gather(*(guest.platform() for _ in range(20))))
 
 
