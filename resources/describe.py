@@ -12,6 +12,7 @@ from resources.deployment import TYPES
 from resources.local_launcher import LocalLauncher
 from resources.program_launcher import ProgramLauncher
 from resources.ray_launcher import RayLauncher
+from resources.recipe_overrides import Overrides
 from resources.start import StartResource
 
 HEAD = """# Configuration
@@ -32,7 +33,7 @@ train -c run.yaml`:
 ```yaml
 resources:
   recipe:
-    config: {name: qwen3vl_4b_async, settings: ["desktop.num_replicas=64"]}
+    config: {name: qwen3vl_4b_async, overrides: {desktop: {num_replicas: 64}}}
   desktops:
     config: {urls: ["http://kvm-1:8100", "http://kvm-2:8100"], token: {env: ENV_SERVER_TOKEN}}
   launcher:
@@ -131,6 +132,8 @@ def _type(annotation: Any) -> str:
         return f"list of {_type(get_args(annotation)[0])}"
     if origin is dict:
         return "names and values"
+    if annotation is Overrides:
+        return "sections with [keys](recipes.md)"
     names = {bool: "true or false", int: "whole number", float: "number", str: "text"}
     return names.get(annotation) or f"`{annotation.model_fields['kind'].default}`"
 

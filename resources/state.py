@@ -10,6 +10,7 @@ from pydantic import Field
 from osworld_pipeline.domain.state import DEFAULT_STATE, REMOTE_VARIABLE, STATE_VARIABLE, StateDir
 from osworld_pipeline.file_system import need_file_system
 from osworld_pipeline.recipes import Recipe, load_recipe
+from resources.recipe_overrides import Overrides, settings_of
 
 
 def configured_state(environment: Mapping[str, str] | None = None) -> str:
@@ -47,8 +48,14 @@ class RecipeResource(dg.ConfigurableResource):
     (docs/recipes.md)."""
 
     name: str = Field(default="demo", description="Name of a shipped recipe, or the path of a .toml file.")
+    overrides: Overrides | None = Field(
+        default=None,
+        description="Keys of the recipe by section, e.g. {agent: {max_turns: 4}}; they override the recipe's file. The "
+        "launchpad completes and checks them.",
+    )
     settings: list[str] = Field(
-        default_factory=list, description="key=value each, e.g. agent.max_turns=4; they override the recipe's file."
+        default_factory=list,
+        description="The same as key=value each, as `--set` has it, e.g. agent.max_turns=4; they override `overrides`.",
     )
     smoke: bool = Field(default=False, description="Run the recipe at smoke size: a tiny model, two updates.")
     environment: dict[str, str] = Field(
@@ -60,9 +67,13 @@ class RecipeResource(dg.ConfigurableResource):
         """Command-line options that select this recipe, for suggested commands."""
         path = Path(self.name)
         name = str(path.resolve()) if path.suffix == ".toml" else self.name
-        settings = [word for setting in self.settings for word in ("--set", setting)]
+        settings = [word for setting in self._settings for word in ("--set", setting)]
         return ["--recipe", name, *settings, *(["--smoke"] if self.smoke else [])]
+
+    @property
+    def _settings(self) -> list[str]:
+        return [*settings_of(self.overrides), *self.settings]
 
     def load(self) -> Recipe:
         """Raises RecipeError."""
-        return load_recipe(self.name, environ=self.environment, settings=self.settings, is_smoke=self.smoke)
+        return load_recipe(self.name, environ=self.environment, settings=self._settings, is_smoke=self.smoke)

@@ -79,7 +79,7 @@ class InProcess:
                     run_config={
                         "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
                         "resources": {
-                            "recipe": {"config": self.source.model_dump()},
+                            "recipe": {"config": self.source.model_dump(mode="json", exclude_none=True)},
                             "state": {"config": {"path": str(self.state_root)}},
                             **{name: {"config": dict(config)} for name, config in (resources or {}).items()},
                         },
