@@ -38,6 +38,16 @@ WHERE e.is_success AND e.purpose = 'evaluate' AND e.checkpoint_id LIKE 'gspo_pha
 ORDER BY e.num_steps DESC, episode_id, s.step_index LIMIT 1
 """
 GRAPH = "asset-groups/"
+LAUNCHPAD = "locations/osworld_pipeline/jobs/train/playground"
+RUN = """resources:
+  recipe:
+    config:
+      name: demo
+      overrides:
+        gspo:
+          phase1: {temperature: warm}
+          """
+"""The configuration in the picture of the launchpad, with a wrong type."""
 """Of Dagster's UI: all assets as a graph."""
 
 
@@ -56,7 +66,9 @@ def main(argv: list[str] | None = None) -> int:
         training = _report(state, ["--training", arguments.training])
         pictures["training-report.png"] = partial(_shoot, url=training.as_uri(), settle=_to_the_plots)
         if arguments.dagster:
-            pictures["asset-graph.png"] = partial(_shoot, url=f"{arguments.dagster.rstrip('/')}/{GRAPH}", settle=_graph)
+            address = arguments.dagster.rstrip("/")
+            pictures["asset-graph.png"] = partial(_shoot, url=f"{address}/{GRAPH}", settle=_graph)
+            pictures["launchpad.png"] = partial(_shoot, url=f"{address}/{LAUNCHPAD}", settle=_launchpad)
         if arguments.env_server:
             pictures["env-server-status.png"] = partial(_shoot, url=f"{arguments.env_server.rstrip('/')}/status")
         return _take(pictures, arguments.output)
@@ -66,7 +78,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state", type=Path, default=Path("var"), help="with a finished run (default var)")
     parser.add_argument("--training", default="gspo_phase1", help="stage whose page is shown (default gspo_phase1)")
-    parser.add_argument("--dagster", default="", metavar="URL", help="of a running Dagster, for asset-graph.png")
+    parser.add_argument("--dagster", default="", metavar="URL", help="of a running Dagster, for its pictures")
     parser.add_argument("--env-server", default="", metavar="URL", help="of an env server: takes env-server-status.png")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pictures (default docs)")
     return parser.parse_args(argv)
@@ -142,6 +154,17 @@ def _graph(page: "Page") -> "FloatRect":
     page.mouse.wheel(480, -60)
     page.wait_for_timeout(1500)
     return {"x": 160, "y": 112, "width": 1480, "height": 930}
+
+
+def _launchpad(page: "Page") -> "FloatRect":
+    """The editor with an error, and with the completions of a section."""
+    page.locator(".CodeMirror").first.click(timeout=PAGE_LIMIT_MS)
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text(RUN)
+    page.wait_for_timeout(3000)
+    page.keyboard.press("Control+Space")
+    page.wait_for_timeout(2500)
+    return {"x": 240, "y": 0, "width": SIZE[0] - 240, "height": SIZE[1]}
 
 
 def _to_the_plots(page: "Page") -> None:
