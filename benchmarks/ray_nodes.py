@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,9 +18,15 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.processes import BenchmarkError
-from osworld_pipeline.runs.launch.ray_head import PR_SET_CHILD_SUBREAPER, REAP_LIMIT_S, kill_descendants
+from osworld_pipeline.runs.launch.ray_head import (
+    PR_SET_CHILD_SUBREAPER,
+    REAP_LIMIT_S,
+    free_ports,
+    kill_descendants,
+    start_command,
+)
 
-SMALL = ("--object-store-memory=100000000", "--dashboard-agent-listen-port=0", "--include-log-monitor=false")
+SMALL = ("--object-store-memory=100000000",)
 STOP_LIMIT_S = 60.0
 LOG = "start.log"
 
@@ -76,7 +81,7 @@ def main(folder: Path, nodes: list[dict[str, float]]) -> None:
         "RAY_prestart_worker_first_driver": "0",
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }
-    port, dashboard_port = _free_ports(2)
+    port, dashboard_port = free_ports(2)
     start = partial(_start, folder / LOG)
     try:
         start("--head", f"--port={port}", "--include-dashboard=true", "--dashboard-host=127.0.0.1",
@@ -96,18 +101,8 @@ def main(folder: Path, nodes: list[dict[str, float]]) -> None:
 
 
 def _start(log_path: Path, *options: str) -> None:
-    ray = Path(sys.executable).with_name("ray")
-    command = [str(ray), "start", "--disable-usage-stats", "--node-ip-address=127.0.0.1", *SMALL, *options]
     with log_path.open("ab") as log:
-        subprocess.run(command, stdout=log, stderr=log, check=True)
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+        subprocess.run(start_command(*SMALL, *options), stdout=log, stderr=log, check=True)
 
 
 if __name__ == "__main__":

@@ -97,6 +97,14 @@ def test_a_job_finds_the_address_of_its_own_ray(cluster: Cluster) -> None:
         pass
 
 
+def test_a_run_starts_a_ray_of_its_own_next_to_another_one(cluster: Cluster, tmp_path: Path) -> None:
+    num_jobs = len(json.loads(cluster.ask("/api/jobs/")))
+    job = {"act": "sum", "numbers": [1, 2], "secret": "", "mark": new_mark()}
+    messages = finish(start_launch(tmp_path, {"ray": {}}, "launched.program", job))
+    assert messages[-1]["kind"] == "returned", messages[-1]
+    assert len(json.loads(cluster.ask("/api/jobs/"))) == num_jobs, "the job went to the other Ray"
+
+
 def test_two_ranks_train_under_a_torch_trainer(cluster: Cluster, tmp_path: Path):
     job = prepare(tmp_path)
     job["recipe"]["sft"]["num_updates"] = 4

@@ -1,7 +1,7 @@
 """A single-machine Ray, as a process that ends all of Ray when it ends or its launcher dies.
 
-Ray's own processes are set to die with this one. The processes that they started (workers, jobs, their monitors) become
-its children then and are killed.
+Ray's own processes die with `ray start`, and that with this one. The processes that they started (workers, jobs, their
+monitors) become its children then and are killed.
 """
 
 import ctypes
@@ -9,18 +9,18 @@ import json
 import os
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from osworld_pipeline.runs.parent import die_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36
 READY = "ready.json"
-ADDRESS_FILE = "ray_current_cluster"
-"""Ray's own name; `ray start` writes it too."""
 REAP_LIMIT_S = 10.0
 OBJECT_STORE_BYTES = 512 << 20
 """Object store memory. Episodes and jobs pass through it; screenshots and weights do not."""
@@ -38,25 +38,30 @@ def main(argv: list[str]) -> int:
     ctypes.CDLL("libc.so.6", use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
         die_with_parent(signal.SIGTERM, parent_pid=parent_pid)
-        import ray
-
-        context: Any = ray.init(
-            num_cpus=num_cpus,
-            resources=resources,
-            include_dashboard=True,
-            dashboard_host="127.0.0.1",
-            log_to_driver=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=str(folder / "ray"),
+        port, dashboard_port = free_ports(2)
+        head = subprocess.Popen(
+            start_command(
+                *(
+                    "--head",
+                    "--block",
+                    f"--port={port}",
+                    f"--num-cpus={num_cpus}",
+                    f"--resources={json.dumps(resources)}",
+                ),
+                *("--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard_port}"),
+                *(f"--object-store-memory={OBJECT_STORE_BYTES}", f"--temp-dir={folder / 'ray'}"),
+            ),
+            stdin=subprocess.DEVNULL,
+            preexec_fn=partial(die_with_parent, signal.SIGKILL, parent_pid=os.getpid()),
         )
-        signal.signal(signal.SIGTERM, _stop)  # replaces Ray's handler
-        # Without this file a job connects to any Ray that it finds on this machine.
-        (folder / "ray" / ADDRESS_FILE).write_text(context.address_info["gcs_address"])
-        ready = {"url": f"http://{context.address_info['webui_url']}"}
+        while not _accepts_connections(dashboard_port):
+            if head.poll() is not None:
+                return head.returncode or 1
+            time.sleep(0.05)
+        ready = {"url": f"http://127.0.0.1:{dashboard_port}"}
         (folder / "ready.tmp").write_text(json.dumps(ready))
         (folder / "ready.tmp").rename(folder / READY)
-        while True:
-            signal.pause()
+        return head.wait() or 1
     except Stopped:
         return 0
     finally:
@@ -66,6 +71,31 @@ def main(argv: list[str]) -> int:
         if os.getppid() != parent_pid:
             for left in argv[4:]:
                 shutil.rmtree(left, ignore_errors=True)
+
+
+def start_command(*options: str) -> list[str]:
+    """`ray start` on loopback. Unlike `ray.init` it lets the agent of a node choose a free port, so that several Rays
+    run on one machine."""
+    return [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats", "--node-ip-address=127.0.0.1"),
+        *("--dashboard-agent-listen-port=0", "--include-log-monitor=false", *options),
+    ]
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def _accepts_connections(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
 
 
 def kill_descendants(*, limit_s: float) -> None:
@@ -92,5 +122,4 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    # Ray's own threads must not delay the exit after the cleanup.
-    os._exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))
