@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 KEPT_BYTES = 4000
+SHARED_MEMORY_OF_XVFB = "screen 0 shmid "
 
 
 class StderrTail:
@@ -20,7 +21,9 @@ class StderrTail:
 
     @property
     def lines(self) -> list[str]:
-        return self._tail.decode("utf-8", "replace").strip().splitlines()
+        """Without the line that Xvfb writes at each start."""
+        lines = self._tail.decode("utf-8", "replace").strip().splitlines()
+        return [line for line in lines if not line.startswith(SHARED_MEMORY_OF_XVFB)]
 
     @contextmanager
     def capture(self) -> Iterator[int]:
