@@ -45,14 +45,14 @@ test-install: setup-test ## the wheel in a fresh environment and an empty folder
 	@OSWORLD_TEST_INSTALL=1 $(BIN)/pytest -s tests/integration/test_installation.py
 
 test-deploy: setup-test images ## the images, and pods of the Kubernetes manifests by Podman: the smoke recipe during a rolling update
-	@OSWORLD_TEST_DEPLOY=1 $(BIN)/pytest -s tests/integration/test_pods.py
+	@OSWORLD_TEST_DEPLOY=1 $(BIN)/pytest -s tests/integration/test_images.py tests/integration/test_pods.py
 
 test-gpu: setup-tokenizer ## the published 4B shape on a CUDA GPU, in under 8 minutes; the page is var/gpu.md (docs/gpu.md)
 	@$(BIN)/pytest -s -m gpu tests/gpu
 
 test-faults: setup-test ## training, a backfill and the demo with random faults of what they depend on; KILLS=40 for a long run
 	@OSWORLD_CHAOS_KILLS=$(or $(KILLS),12) $(BIN)/pytest -s tests/integration/test_training_faults.py tests/integration/test_backfill_kills.py tests/integration/test_demo_kills.py \
-	tests/integration/test_postgres_instance.py
+	tests/integration/test_lost_runs.py
 
 test-docs: setup-test ## the commands of README.md and docs/, run against a small state that is made first
 	@OSWORLD_TEST_DOCS=1 $(BIN)/pytest tests/unit/docs/test_block_marks.py tests/pages
