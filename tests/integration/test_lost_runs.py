@@ -68,7 +68,12 @@ CASES = (
     ),
     Case(job=COLLECT_ROLLOUTS, program="collect", op="collect_on_tasks", request={"checkpoint_id": ORACLE}),
     Case(job="rank"),
-    Case(job="retrain", program="train_gspo", resources={"start": {"config": {"checkpoint": CHAMPION}}}),
+    Case(
+        job="retrain",
+        program="train_gspo",
+        resources={"start": {"config": {"checkpoint": CHAMPION}}},
+        overrides={"gspo": {"learning_rate": 2e-5}},  # with the recipe's own, the champion has both phases already
+    ),
     Case(job="run_flywheel"),
     Case(job="verify_replay"),
     Case(job="compact_trajectories"),
