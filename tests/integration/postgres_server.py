@@ -13,7 +13,10 @@ from pathlib import Path
 
 import pytest
 
-USER = "nobody"
+from osworld_pipeline.project import project_files, write_project
+
+UNPRIVILEGED = 65_534
+"""User and group of the server where this process is root."""
 START_LIMIT_S = 60.0
 
 
@@ -24,7 +27,7 @@ def running_postgres() -> Iterator[int]:
     programs = postgres_folder()
     with tempfile.TemporaryDirectory(prefix="postgres-", dir="/tmp") as folder:
         if os.geteuid() == 0:
-            shutil.chown(folder, USER)
+            os.chown(folder, UNPRIVILEGED, UNPRIVILEGED)
         data = f"{folder}/data"
         init = [str(programs / "initdb"), "-D", data, "-U", "dagster", "-A", "trust", "-N"]
         done = subprocess.run(as_ordinary_user(init), capture_output=True, text=True, timeout=START_LIMIT_S, cwd="/")
@@ -43,10 +46,15 @@ def running_postgres() -> Iterator[int]:
             server.wait(30)
 
 
-def connection_settings(port: int) -> dict[str, str]:
-    """The environment variables by which an instance of `init --postgres` finds the server."""
+def make_project(folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes the files of `init --postgres`, and sets the variables by which its instance finds the server."""
     values = {"HOST": "127.0.0.1", "PORT": str(port), "DATABASE": "postgres", "USER": "dagster", "PASSWORD": ""}
-    return {f"DAGSTER_PG_{name}": value for name, value in values.items()}
+    settings = {f"DAGSTER_PG_{name}": value for name, value in values.items()}
+    settings |= {"DAGSTER_FILES": str(folder / "files"), "DAGSTER_HOME": str(folder)}
+    settings["PWD"] = str(folder)  # Dagster's programs read .env, which names it
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    write_project(folder, project_files(is_postgres=True))
 
 
 def postgres_folder() -> Path:
@@ -59,9 +67,9 @@ def postgres_folder() -> Path:
 
 
 def as_ordinary_user(command: list[str]) -> list[str]:
-    """Postgres refuses to run as root. It ends with whoever started it."""
-    change = ["--reuid", USER, "--regid", "nogroup", "--clear-groups"] if os.geteuid() == 0 else []
-    return ["setpriv", *change, "--pdeathsig", "INT", "--", *command]
+    """Postgres refuses to run as root. The server stops when this process ends."""
+    ids = [f"--reuid={UNPRIVILEGED}", f"--regid={UNPRIVILEGED}", "--clear-groups"] if os.geteuid() == 0 else []
+    return ["setpriv", *ids, "--pdeathsig", "INT", "--", *command]
 
 
 def wait_for(number: int, server: subprocess.Popen[bytes]) -> None:

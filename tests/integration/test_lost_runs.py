@@ -20,12 +20,11 @@ from jobs.on_request import COLLECT_ROLLOUTS, EVALUATE_TASKS
 from jobs.pipeline import JOBS
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.project import project_files, write_project
 from osworld_pipeline.runs.collect.plan import ORACLE
 from osworld_pipeline.tables.checkpoints import read_checkpoints
 from osworld_pipeline.tables.owned import read_table
 from resources.start import CHAMPION
-from tests.integration.postgres_server import connection_settings, running_postgres
+from tests.integration.postgres_server import make_project, running_postgres
 
 START_LIMIT_S = 60.0
 END_LIMIT_S = 400.0
@@ -144,11 +143,7 @@ class Deployment:
 @pytest.fixture
 def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
     with running_postgres() as port:
-        settings = connection_settings(port) | {"DAGSTER_FILES": str(tmp_path / "files"), "DAGSTER_HOME": str(tmp_path)}
-        settings["PWD"] = str(tmp_path)  # Dagster's programs read .env, which names it
-        for name, value in settings.items():
-            monkeypatch.setenv(name, value)
-        write_project(tmp_path, project_files(is_postgres=True))
+        make_project(tmp_path, port, monkeypatch)
         command = [program("dagster-daemon"), "run", "-w", "workspace.yaml"]
         daemon = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
         try:

@@ -6,9 +6,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from osworld_pipeline.project import project_files, write_project
 from resources.instance_report import report
-from tests.integration.postgres_server import connection_settings, running_postgres
+from tests.integration.postgres_server import make_project, running_postgres
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -21,12 +20,7 @@ def port() -> Iterator[int]:
 
 @pytest.fixture
 def home(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name, value in connection_settings(port).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("DAGSTER_FILES", str(tmp_path / "files"))
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    monkeypatch.setenv("PWD", str(tmp_path))  # Dagster's programs read .env, which names it
-    write_project(tmp_path, project_files(is_postgres=True))
+    make_project(tmp_path, port, monkeypatch)
     return tmp_path
 
 
