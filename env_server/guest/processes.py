@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator
 
 X_SERVERS = (b"Xvfb", b"Xorg")
+ENDED_FROM_INSIDE = 87
+"""Exit status of process 1 after a program of the desktop disabled it. Only process 1 itself can set this status."""
 
 
 def descendants(pid: int) -> Iterator[int]:

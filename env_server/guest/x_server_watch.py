@@ -12,7 +12,7 @@ from pathlib import Path
 from Xlib.display import Display
 from Xlib.error import DisplayError
 
-from .endings import ENDED_FROM_INSIDE
+from .processes import ENDED_FROM_INSIDE
 
 INTERVAL_S = 1.0
 STOPPED_LIMIT_S = 2.0

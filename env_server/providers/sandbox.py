@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from env_server.guest.endings import ENDED_FROM_INSIDE
+from env_server.guest.processes import ENDED_FROM_INSIDE
 from env_server.guest_client import GuestClient
 from env_server.providers.base_image import GUEST_PACKAGE, HOST_NAME
 from env_server.providers.bounds import Bounds, DesktopLimits, Group

@@ -161,7 +161,10 @@ class EnvFleet:
         Raises:
             UnreachableError: no name has an address at present.
             EnvServerError: every server was refused.
+            Exception: what ended the looks at the servers, a defect of this program.
         """
+        if self._watching is not None and self._watching.done():
+            self._watching.result()
         candidates = self._eligible() or [one for one in self.servers if one.state is not ServerState.REFUSED]
         if not candidates:
             raise EnvServerError(self._complaints()) if self._servers else UnreachableError(self._nameless())

@@ -3,6 +3,7 @@
 import asyncio
 import io
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -21,6 +22,16 @@ from env_server.settings import TaskLimits
 from osworld_pipeline.errors import ActionParseError, EvaluatorError, ReplicaError, SetupError, TaskError
 from osworld_pipeline.wire import EnvConfig
 
+_OPEN: list[GuestDrivers] = []
+
+
+@pytest.fixture(autouse=True)
+async def drivers_are_closed() -> AsyncIterator[None]:
+    """With the processes in which they grade."""
+    yield
+    while _OPEN:
+        await _OPEN.pop().close()
+
 
 def an_episode(
     desktop: FakeDesktop,
@@ -32,9 +43,11 @@ def an_episode(
 ) -> Episode:
     config = {"id": "t", "instruction": "Do it.", "evaluator": {"func": "infeasible"}, **changes}
     limits = limits or TaskLimits()
+    drivers = GuestDrivers(limits=limits, downloader=Downloader(limits), screen=(800, 600))
+    _OPEN.append(drivers)
     return Episode(
         episode_id="e",
-        plan=GuestDrivers(limits=limits, downloader=Downloader(limits), screen=(800, 600)).plan(config),
+        plan=drivers.plan(config),
         lease=Lease(replica_id="d", desktop=desktop),
         view=View.of(env_config or EnvConfig(require_terminal=True)),
         on_timing=on_timing,

@@ -35,6 +35,10 @@ class DesktopServer:
         if path in self.faults:
             status, fields = self.faults[path]
             return httpx.Response(status, json=fields)
+        if path == "/health":
+            return httpx.Response(200, json={"episodes": len(self.open)})
+        if path == "/v1/server":
+            return httpx.Response(200, json={"image_digest": "d", "grader_version": "g"})
         if path == "/reset":
             self.requests.append(body)
             self.num_episodes += 1

@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,21 @@ from osworld_pipeline.integrations.osgym.gym_env import ENV_ID
 FINISH = "<|think_start|>done<|think_end|><|action_start|>finish()<|action_end|>"
 
 
+_OPEN: list[gymnasium.Env[Any, str]] = []
+
+
+@pytest.fixture(autouse=True)
+def environments_are_closed() -> Iterator[None]:
+    """With the threads in which they look at their servers."""
+    yield
+    while _OPEN:
+        _OPEN.pop().close()
+
+
 def make(server: DesktopServer, **options: Any) -> gymnasium.Env[Any, str]:
     fixed = {"server_url": "http://s", "tasks": TASKS, "screen_size": (64, 64), "pause_s": 0.0}
-    return gymnasium.make(ENV_ID, transport=server.transport, **fixed | options)
+    _OPEN.append(gymnasium.make(ENV_ID, transport=server.transport, **fixed | options))
+    return _OPEN[-1]
 
 
 def test_environment_passes_gymnasiums_checker() -> None:

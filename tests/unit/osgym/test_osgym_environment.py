@@ -1,6 +1,7 @@
 """OSGym's environment over our env client, what it leaves in the trajectory store, and a training step fed by it."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,21 @@ def tasks(tmp_path: Path) -> Path:
     return folder
 
 
+_OPEN: list[OsgymEnv] = []
+
+
+@pytest.fixture(autouse=True)
+def environments_are_closed() -> Iterator[None]:
+    """With the threads in which they look at their servers."""
+    yield
+    while _OPEN:
+        _OPEN.pop().close()
+
+
 def open_env(server: DesktopServer, tasks: Path, **more: Any) -> OsgymEnv:
     config = {"server_url": "http://s", "json_dir": str(tasks), "img_h": 128, "img_w": 128, "pause_s": 0.0, **more}
-    return OsgymEnv(config, 0, transport=server.transport)
+    _OPEN.append(OsgymEnv(config, 0, transport=server.transport))
+    return _OPEN[-1]
 
 
 def test_osgyms_configuration_reaches_the_server(tasks: Path) -> None:

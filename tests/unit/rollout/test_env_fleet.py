@@ -256,3 +256,23 @@ async def test_a_server_that_does_not_answer_in_time_is_passed_over(monkeypatch:
     await fleet.look()
     assert fleet.servers[0].complaint == "http://a:1/health did not answer within 0.05 s"
     assert chosen(fleet, 3) == {B: 3}
+
+
+async def test_a_defect_that_ends_the_looks_at_the_servers_reaches_the_next_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Defective(Servers):
+        async def health_of(self, base_url: str) -> HealthAnswer:
+            looked.set()
+            raise KeyError("a defect")
+
+    looked = asyncio.Event()
+    monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.001)
+    fleet = EnvFleet([A, B], Defective())
+    fleet.watch()
+    assert fleet.choose().url == A
+    await asyncio.wait_for(looked.wait(), 5)
+    await asyncio.sleep(0.05)
+    with pytest.raises(KeyError, match="a defect"):
+        fleet.choose()
+    await fleet.close()
