@@ -48,19 +48,21 @@ def _of_machine(data: bytes) -> None:
 
 
 PARSERS = [
-    Parser(name="guest_picture", read=_of_guest, refusals=(ReplicaError,), seeds=PICTURES),
-    Parser(name="dataset_picture", read=_of_dataset, refusals=(DatasetError,), seeds=PICTURES),
+    Parser(name="guest_picture", read=_of_guest, refusals=(ReplicaError,), seeds=PICTURES, has_numbers=False),
+    Parser(name="dataset_picture", read=_of_dataset, refusals=(DatasetError,), seeds=PICTURES, has_numbers=False),
     Parser(
         name="model_picture",
         read=lambda data: prepare_screenshot(data, 64 * 64),
         refusals=(ValueError,),
         seeds=PICTURES,
+        has_numbers=False,
     ),
     Parser(
         name="named_picture",
         read=_named,
         refusals=(DatasetError,),
         seeds=tuple(start + base64.b64encode(one) for one in PICTURES for start in (b"", b"data:image/png;base64,")),
+        has_numbers=False,
     ),
     Parser(
         name="machine_screen",
