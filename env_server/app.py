@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 from fastapi import FastAPI
 
@@ -20,6 +21,7 @@ from env_server.metrics import Metrics
 from env_server.replicas.pool import Pool
 from env_server.settings import Settings
 from osworld_pipeline.wire.bodies import BodyLimits
+from osworld_pipeline.wire.tracing import add_past_span
 
 DESCRIPTION = """Desktops for OSWorld tasks, as episodes: open, step, evaluate, close. A failure is a 4xx or 5xx with a
 message and its `fault`; a fault is never a reward."""
@@ -29,8 +31,13 @@ def create_app(pool: Pool, settings: Settings, drivers: Drivers) -> FastAPI:
     """The caller starts and closes the pool; the drivers are closed with the application. The application's state holds
     the table of `episodes` and the `metrics`, for callers that serve more ports over them."""
     metrics = Metrics()
-    episodes = EpisodeTable(pool, settings, drivers, on_end=metrics.ended, on_timing=metrics.timed)
-    pool.on_wait = lambda seconds: metrics.timed("queue", seconds)
+
+    def on_timing(part: str, seconds: float) -> None:
+        metrics.timed(part, seconds)
+        add_past_span(part, seconds)
+
+    episodes = EpisodeTable(pool, settings, drivers, on_end=metrics.ended, on_timing=on_timing)
+    pool.on_wait = partial(on_timing, "queue")
     metrics.watch(episodes)
 
     @asynccontextmanager

@@ -23,6 +23,7 @@ from env_server.settings import Settings, SettingsError
 from osworld_pipeline.domain.parent import dies_with_parent
 from osworld_pipeline.domain.version import version_line
 from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.wire.tracing import start_tracing
 
 __all__ = ["bind", "main", "make_drivers", "make_provider", "prepare_process", "serve"]
 
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _command(COMMANDS[words[0]])(words[1:])
         arguments = _parse(words)
         prepare_process(arguments)
+        start_tracing("osworld-env-server")
         settings = settings_of(arguments)
         with bind(settings) as listener, osgym_listeners(settings) as extra_listeners:
             run_server(settings, make_provider(settings), make_drivers(settings), listener, extra_listeners)

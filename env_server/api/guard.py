@@ -13,6 +13,7 @@ from env_server.api.answers import error_answer
 from osworld_pipeline.wire.bearer import Secret
 from osworld_pipeline.wire.bodies import BodyLimits
 from osworld_pipeline.wire.cross_site import is_from_here
+from osworld_pipeline.wire.tracing import served_span
 
 access_log = logging.getLogger("env_server.access")
 
@@ -97,7 +98,10 @@ class Guard:
             answer = error_answer(self._body.too_large, "client_error", 413, {"Connection": "close"})
             await answer(scope, receive, send)
             return
-        await self._app(scope, self._body.bounded(receive), send)
+        with served_span(scope["method"], headers) as traced:
+            await self._app(scope, self._body.bounded(receive), send)
+            if traced is not None:
+                traced.update_name(f"{scope['method']} {_route_of(scope)}")
 
     def _is_allowed(self, path: str, authorization: bytes) -> bool:
         return self._token is None or path in self._open_paths or self._token.is_in(authorization)

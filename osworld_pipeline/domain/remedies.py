@@ -25,7 +25,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "desktop-env": "OSWorld's DesktopEnv and graders, 1.3 GB",
 }
 """Python environments of their own, by the part's name."""
-IN_CHECKOUT = ("server", "pipeline", "train", "lora", "ray", "postgres", "s3", "dev")
+IN_CHECKOUT = ("server", "pipeline", "train", "lora", "ray", "postgres", "s3", "tracing", "dev")
 """Extras that `scripts/setup python` installs in a checkout."""
 EXTRAS = ("server", "pipeline", "train", "lora", "ray", "postgres")
 """Those that roles of a machine need, in the order in which they are named."""

@@ -30,6 +30,7 @@ from osworld_pipeline.errors import (
 from osworld_pipeline.protocols import Desktop, DesktopInfo, EpisodeSink, GenerateResult, PolicyEngine
 from osworld_pipeline.recipes.schema import AgentSection
 from osworld_pipeline.rollout.signals import step_signals
+from osworld_pipeline.wire.tracing import span
 
 
 class Stop(StrEnum):
@@ -98,7 +99,8 @@ class Attempt:
     async def reset(self) -> None:
         started = time.monotonic()
         try:
-            self._observation, self.desktop_info = await self._desktop.reset(self._task, record_id=self._record_id)
+            with span("reset"):
+                self._observation, self.desktop_info = await self._desktop.reset(self._task, record_id=self._record_id)
         finally:
             self.times_s["reset"] = time.monotonic() - started
 
@@ -123,20 +125,23 @@ class Attempt:
     async def score(self) -> float:
         started = time.monotonic()
         try:
-            return await self._desktop.score()
+            with span("evaluate"):
+                return await self._desktop.score()
         finally:
             self.times_s["evaluate"] = time.monotonic() - started
 
     async def close(self) -> None:
         try:
-            await self._desktop.close()
+            with span("close"):
+                await self._desktop.close()
         finally:
             await self._engine.forget(self._episode_id)
 
     async def _limited_turn(self, step_index: int, turn_timeout_s: float) -> Stop | None:
         try:
             async with asyncio.timeout(turn_timeout_s):
-                return await self._turn(step_index)
+                with span("turn", number=step_index):
+                    return await self._turn(step_index)
         except TimeoutError as error:
             raise LimitReachedError(f"turn {step_index} took longer than {turn_timeout_s:g} s") from error
 
@@ -158,7 +163,8 @@ class Attempt:
         storing = asyncio.ensure_future(asyncio.to_thread(self._store_image, image))
         started = time.monotonic()
         try:
-            result = await self._sample(step_index)
+            with span("generate", engine=self._engine.name):
+                result = await self._sample(step_index)
         finally:
             model_s = time.monotonic() - started
             self.times_s["model"] += model_s
@@ -170,7 +176,8 @@ class Attempt:
             scale = partial(image.to_screen, space=self.dialect.coordinate_space)
             command = self.dialect.to_command(turn.arguments, scale)
         started = time.monotonic()
-        after, error, fault = await self._act(turn, command, before, note=result.text)
+        with span("step"):
+            after, error, fault = await self._act(turn, command, before, note=result.text)
         step_s = time.monotonic() - started
         self.times_s["step"] += step_s
         step = partial(

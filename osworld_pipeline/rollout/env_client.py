@@ -39,6 +39,7 @@ from osworld_pipeline.wire import (
     ObservationMessage,
     ResetAnswer,
 )
+from osworld_pipeline.wire.tracing import send_context
 
 GATEWAY_ERRORS = (httpx.codes.BAD_GATEWAY, httpx.codes.GATEWAY_TIMEOUT)
 """Returned by a proxy that lost the server's answer."""
@@ -91,6 +92,7 @@ class EnvClient:
             timeout=httpx.Timeout(self.timeouts.request_s, connect=self.timeouts.connect_s),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             transport=transport,
+            event_hooks={"request": [send_context]},
             # A desktop is local or has an explicit address; a proxy from the environment would be wrong.
             trust_env=False,
         )

@@ -33,6 +33,7 @@ from osworld_pipeline.rollout.attempt import Attempt, LimitReachedError, Stop
 from osworld_pipeline.rollout.env_answers import UnreachableError
 from osworld_pipeline.rollout.reward import shape_reward
 from osworld_pipeline.wire.faults import END_AN_EPISODE, outcome_of
+from osworld_pipeline.wire.tracing import episode_span, span
 
 Result = TypeVar("Result")
 
@@ -113,6 +114,22 @@ async def run_episode(task: Task, plan: EpisodePlan, *, tools: EpisodeTools, set
         RecipeError: the recipe's context is too small for a first turn.
         StoreError: a screenshot could not be stored. Both end the run, because more episodes would not help.
     """
+    about = {
+        "osworld.episode_id": plan.episode_id,
+        "osworld.task_id": task.task_id,
+        "osworld.checkpoint_id": plan.checkpoint_id,
+        "osworld.group_id": plan.group_id,
+        "osworld.purpose": plan.purpose,
+    }
+    with episode_span(plan.episode_id, about) as ending:
+        episode = await _run_attempts(task, plan, tools=tools, settings=settings)
+        ending["osworld.outcome"] = episode.outcome
+        ending["osworld.reward"] = episode.reward.task if episode.reward else None
+        ending["osworld.num_steps"] = len(episode.steps)
+    return episode
+
+
+async def _run_attempts(task: Task, plan: EpisodePlan, *, tools: EpisodeTools, settings: EpisodeSettings) -> Episode:
     dialect = load_dialect(settings.agent.dialect, settings.agent.coordinate_space)
     earlier_faults: list[str] = []
     while True:
@@ -131,7 +148,8 @@ async def run_episode(task: Task, plan: EpisodePlan, *, tools: EpisodeTools, set
             pause_s=settings.desktop.pause_s,
             diff_threshold=settings.reward.screen_diff_threshold,
         )
-        ending = await _run_attempt(attempt, settings)
+        with span("attempt", number=len(earlier_faults)):
+            ending = await _run_attempt(attempt, settings)
         if not ending.is_worth_retrying or len(earlier_faults) + 1 >= settings.max_env_attempts:
             return _record(
                 task, plan, attempt, ending, tools, settings, earlier_faults=earlier_faults, started_at=started_at

@@ -22,6 +22,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, RecipeError
 from osworld_pipeline.runs.messages import Failed, Message, Report, Result, problems_in
 from osworld_pipeline.runs.parent import die_with_parent
+from osworld_pipeline.wire.tracing import start_tracing
 
 PROGRAMS: Mapping[str, str] = {
     "record_sources": "osworld_pipeline.runs.sources.record_sources",
@@ -86,6 +87,7 @@ def read_job() -> dict[str, Any]:
 def run_program(program: str, job: dict[str, Any], report: Report) -> int:
     """The last message is a Result or Failed; returns the exit status."""
     try:
+        start_tracing("osworld-pipeline")
         program_main = importlib.import_module(str(program_module(program))).main
         result = program_main(read_input(program, program_main, job), report)
     except PipelineError as error:

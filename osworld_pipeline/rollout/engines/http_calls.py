@@ -15,6 +15,7 @@ import httpx
 import orjson
 
 from osworld_pipeline.errors import EngineError
+from osworld_pipeline.wire.tracing import send_context
 
 Result = TypeVar("Result")
 CONNECT_TIMEOUT_S = 10.0
@@ -49,6 +50,7 @@ class JsonClient:
             headers={"Authorization": f"Bearer {token}"} if token else {},
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             transport=transport,
+            event_hooks={"request": [send_context]},
         )
 
     async def get(self, url: str, *, timeout_s: float, allow_missing: bool = False) -> dict[str, Any]:

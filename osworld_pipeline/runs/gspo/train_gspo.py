@@ -38,6 +38,7 @@ from osworld_pipeline.runs.messages import Info, Metrics, Report, Warned
 from osworld_pipeline.runs.stage_log import StageLog, stage_log
 from osworld_pipeline.store import BlobStore, TrajectoryStore
 from osworld_pipeline.tables.replay.rows import ReplayCoverage, replay_coverage
+from osworld_pipeline.wire.tracing import add_to_episodes
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.distributed.process_group import ProcessGroup
@@ -169,8 +170,15 @@ class _Phase:
         for skipped in batch.skipped:
             self.report(Warned(message=f"update {update + 1}: {skipped}"))
         trajectories = await self._with_evidence(batch.trajectories, update)
+        update_started_at = time.time()
         with self.rollouts.utilisation.trainer.busy():
             metrics = await in_thread(self.thread, partial(self.trainer.update, trajectories))
+        add_to_episodes(
+            "train",
+            sorted({one.episode_id for one in trajectories if not (one.is_replay or one.is_canary)}),
+            started_at=update_started_at,
+            attributes={"osworld.checkpoint_id": self.job.checkpoint_id, "osworld.update": update},
+        )
         metrics = {**hold_metrics(None), "num_held_tries": float(len(collected.held)), **metrics}
         if metrics["is_held"]:
             self.report(Warned(message=f"update {update + 1}: {self._held_text(metrics)}"))

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from osworld_pipeline.errors import EngineError, PipelineError
 from osworld_pipeline.runs.placement import RayShare
+from osworld_pipeline.wire.tracing import flush, start_tracing
 
 Result = TypeVar("Result")
 OpenSession = Callable[[str], AbstractAsyncContextManager[Any]]
@@ -32,6 +33,7 @@ class PooledActor:
         self._session: Any = None
 
     async def open(self, open_session: OpenSession, client_id: str) -> None:
+        start_tracing("osworld-pipeline")
         self._session = await self._stack.enter_async_context(open_session(client_id))
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -40,6 +42,8 @@ class PooledActor:
 
     async def close(self) -> None:
         await self._stack.aclose()
+        # Ray kills the actor without its exit handlers.
+        await asyncio.to_thread(flush)
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ import pytest
 from command_lines import BadCommandError, Command, check
 
 from osworld_pipeline.domain import remedies
-from osworld_pipeline.domain.remedies import DEBIAN_PARTS, ENVIRONMENTS, EXTRAS, how_to_set_up
+from osworld_pipeline.domain.remedies import DEBIAN_PARTS, ENVIRONMENTS, EXTRAS, IN_CHECKOUT, how_to_set_up
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, PIPELINE, pipeline_line, shell_line
 from osworld_pipeline.domain.state import StateDir
 
@@ -138,7 +138,7 @@ def test_no_message_names_what_a_wheel_does_not_have() -> None:
 
 
 def test_every_part_that_a_message_sets_up_is_one_of_set_up() -> None:
-    known = {*DEBIAN_PARTS, *ENVIRONMENTS, *EXTRAS, "project", "python", "uv"}
+    known = {*DEBIAN_PARTS, *ENVIRONMENTS, *IN_CHECKOUT, "project", "python", "uv"}
     named = [
         (name, node.lineno, word)
         for name, tree in sources()
