@@ -33,7 +33,7 @@ async def listening(folder: Path, *, drivers: Drivers | None = None, **options: 
     with bind(settings) as listener:
         serving = asyncio.create_task(serve(settings, provider, drivers or make_drivers(settings), listener))
         try:
-            await until(ready.exists)
+            await until(ready.exists, 30.0)
             port = int(json.loads(ready.read_text())["url"].rpartition(":")[2])
             yield Listening(port=port, provider=provider, serving=serving)
         finally:
