@@ -30,20 +30,25 @@ class PartMerger:
         self._merge_parts = merge_parts
         self._due: dict[str, int] = {}
         """By head table, the number of small parts that triggers a merge; higher after a merge that left some."""
+        self._unlooked: dict[str, int] = {}
+        """By head table, the number of this writer's parts before it counts again: a listing for every part would make
+        the cost of an episode grow with the store."""
         self._in_use = threading.Lock()
 
     def written(self, head: str) -> None:
         """Merges the small parts if there are many and no other process does; the written part is safe."""
-        due = self._due.get(head, self._merge_parts)
-        # Listings include retired files until they are deleted; read the manifest only if the count is high enough.
-        if len(list_names(self._root / head)) <= due or self._num_small(head) < due:
+        self._unlooked[head] = self._unlooked.get(head, 0) - 1
+        if self._unlooked[head] >= 0 or not self._in_use.acquire(blocking=False):
             return
-        if self._in_use.acquire(blocking=False):
-            try:
+        try:
+            due = self._due.get(head, self._merge_parts)
+            if (num_small := self._num_small(head)) >= due:
                 merge_parts(self._root, min_parts=self._merge_parts, budget_bytes=WRITER_BUDGET_BYTES)
-                self._due[head] = self._num_small(head) + self._merge_parts
-            finally:
-                self._in_use.release()
+                num_small = self._num_small(head)
+                due = self._due[head] = num_small + self._merge_parts
+            self._unlooked[head] = due - num_small - 1
+        finally:
+            self._in_use.release()
 
     def _num_small(self, head: str) -> int:
         try:

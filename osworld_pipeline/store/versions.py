@@ -8,21 +8,40 @@ from pathlib import Path
 from osworld_pipeline.store.footers import read_footer
 from osworld_pipeline.store.part_files import COMPACTED, SEED, VERSION_SHIFT, PartFile, list_names
 
+CHEAP_LISTING_S = 0.005
+"""A folder that is listed in less time (some thousand files) is listed before every write."""
+LISTING_SHARE = 0.05
+"""Of the time of a program, for listings that take longer. Where hundreds of desktops finish episodes, replaced files
+stay until their readers are done, and listing them before every write would cost more than the writes."""
+
 _lock = threading.Lock()
 _last_ms = 0
+_listed: dict[Path, tuple[int, float]] = {}
+"""By folder, the newest version of the last listing and the time (monotonic) until which it is used."""
 
 
 def next_version(root: Path, head: str) -> int:
-    """A version that `head` has not used yet.
+    """A version that `head` has not used yet, except by a host whose clock is ahead and which wrote after the last
+    listing of a large folder (`LISTING_SHARE`).
 
     Raises:
         StoreError: a compacted file is damaged.
     """
     global _last_ms
-    seen = _newest_ms(root, head)
+    seen = _seen_ms(root, head)
     with _lock:
         _last_ms = max(time.time_ns() // 1_000_000, _last_ms + 1, seen + 1)
         return _last_ms << VERSION_SHIFT
+
+
+def _seen_ms(root: Path, head: str) -> int:
+    folder, started = root / head, time.monotonic()
+    newest, used_until = _listed.get(folder, (0, 0.0))
+    if started < used_until:
+        return newest
+    newest, took_s = _newest_ms(root, head), time.monotonic() - started
+    _listed[folder] = (newest, started + took_s / LISTING_SHARE if took_s > CHEAP_LISTING_S else 0.0)
+    return newest
 
 
 def _newest_ms(root: Path, head: str) -> int:

@@ -13,9 +13,9 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store.note import RemoteNote, write_note
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
-from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.store import TrajectoryStore, merging
 from osworld_pipeline.store.compaction_plan import FAN_IN, Choice, Unit, choose_some
-from osworld_pipeline.store.merging import LEFT_PARTS, merge_parts
+from osworld_pipeline.store.merging import LEFT_PARTS, merge_parts, num_small_parts
 from osworld_pipeline.store.part_files import COMPACTED, MANIFEST, PartFile, take_snapshot
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
@@ -48,6 +48,23 @@ def test_a_writer_of_one_part_an_episode_leaves_few_of_them_and_finds_each_again
     assert store.find_episode(names[7]) == make_episode(names[7])
     assert run_query(state, "SELECT count(*), count(DISTINCT episode_id) FROM episodes").rows == [(30, 30)]
     assert run_query(state, TORN).rows == [(0,)]
+
+
+def test_a_writer_counts_the_parts_once_for_as_many_as_it_may_leave(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+
+    def count(root: Path, head: str) -> int:
+        counted.append(head)
+        return num_small_parts(root, head)
+
+    monkeypatch.setattr(merging, "num_small_parts", count)
+    store = TrajectoryStore(state, merge_parts=8)
+    for number in range(40):
+        store.write_episodes(f"p{number:02d}", [make_episode(f"p{number:02d}")])
+    assert len(counted) <= 2 * 40 // 8 + 1, "before and after each merge"
+    assert num_small(state) <= 8
 
 
 def test_a_part_that_is_merged_and_written_again_counts_once(state: StateDir) -> None:

@@ -8,8 +8,9 @@ from episode_samples import make_episode
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store
-from osworld_pipeline.store import TrajectoryStore
-from osworld_pipeline.store.part_files import VERSION_SHIFT, PartFile
+from osworld_pipeline.store import TrajectoryStore, versions
+from osworld_pipeline.store.part_files import VERSION_SHIFT, PartFile, list_names
+from osworld_pipeline.store.versions import next_version
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.query import run_query
 
@@ -68,3 +69,31 @@ def test_a_version_is_later_than_those_in_compacted_files(tmp_path: Path) -> Non
     file = PartFile.parse(path.name)
     assert file is not None
     assert file.version >> VERSION_SHIFT > later * 1000 - 1
+
+
+def test_a_folder_that_takes_long_to_list_is_listed_for_a_share_of_the_time(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "CHEAP_LISTING_S", 0.0)
+    root, clock, listed = state.trajectories, [1000.0], 0
+
+    def slow_listing(folder: Path) -> list[str]:
+        nonlocal listed
+        listed += folder == root / "episodes"
+        clock[0] += 0.1
+        return list_names(folder)
+
+    monkeypatch.setattr(versions, "list_names", slow_listing)
+    monkeypatch.setattr(versions.time, "monotonic", lambda: clock[0])
+    found = []
+    for _ in range(100):
+        found.append(next_version(root, "episodes"))
+        clock[0] += 0.1
+    assert found == sorted(set(found))
+    assert 2 <= listed <= 4, "0.2 s each, a twentieth of the time"
+    for _ in range(2):  # `a` is an hour ahead already
+        put_ahead(state, "b")
+    clock[0] += 60.0
+    newest = max(file.version for file in map(PartFile.parse, list_names(root / "episodes")) if file)
+    assert newest > found[-1]
+    assert next_version(root, "episodes") > newest
