@@ -13,6 +13,7 @@ import yaml
 from command_runs import SETTINGS, answer, asked, with_instance_settings
 from launches import environment, finish, start_launch
 from test_verified_replay import ITEMS, RECIPE, recorded, replay_row, write_tables
+from trace_collector import Collector, collecting_traces
 
 from benchmarks.ray_nodes import RayNodes, ray_nodes
 from osworld_pipeline.domain.state import StateDir
@@ -72,8 +73,15 @@ class Nodes:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with ray_nodes(NODES, environment()) as ray:
+def traces() -> Iterator[Collector]:
+    """What the programs and actors of the nodes trace."""
+    with collecting_traces() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="module")
+def nodes(traces: Collector) -> Iterator[Nodes]:
+    with ray_nodes(NODES, {**environment(), "OTEL_EXPORTER_OTLP_ENDPOINT": traces.url}) as ray:
         yield Nodes(ray)
 
 
@@ -102,13 +110,21 @@ def test_a_program_that_fits_nowhere_fails_and_names_what_is_missing(nodes: Node
 
 
 @pytest.mark.desktop
-def test_episodes_of_a_collection_run_on_actors(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_episodes_of_a_collection_run_on_actors_and_are_traced(
+    nodes: Nodes, traces: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = deployment(tmp_path, nodes, monkeypatch)
     collected = answer(here, "collect", *SETTINGS, "--oracle", "--max-tasks", "2")
     assert collected["num_episodes"] == collected["num_success"] == 2
     assert {nodes.node_of("collect")} == nodes.having("trainer")
     assert nodes.nodes_of_actors() == nodes.having("desktop")
     assert asked(here, "SELECT count(*), bool_and(image_digest <> '') FROM episodes") == [(2, True)]
+    for (episode_id,) in asked(here, "SELECT episode_id FROM episodes"):
+        tree = traces.tree(episode_id)
+        assert {"episode", "episode/attempt/reset", "episode/attempt/turn/generate", "episode/attempt/close"} <= set(
+            tree
+        )
+        assert [one for one in tree if one.startswith("?")] == []
 
 
 @pytest.mark.desktop
