@@ -14,14 +14,16 @@ from osworld_pipeline.errors import StoreError, TrackingError
 SQLITE = "sqlite:///"
 TABLES_TIMEOUT_S = 120.0
 """Creating the tables takes a few seconds."""
-LIMITS = {
+DEFAULTS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
-"""Defaults for MLflow's settings: without them it would wait two minutes for a response, seven times."""
+"""For MLflow's settings. Its own would report each use to its makers' server, and wait seven times two minutes for a
+response."""
 NEVER = (400, 404)
 """HTTP status codes for which a retry is useless."""
 
@@ -31,7 +33,7 @@ def open_client(tracking_uri: str) -> Any:
     server."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for name, value in LIMITS.items():
+    for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)  # written, not read: MLflow reads its settings from the environment
     from mlflow import MlflowClient
 

@@ -154,3 +154,20 @@ def test_a_program_killed_while_it_makes_the_database_leaves_none_or_a_whole_one
     assert find_run(f"sqlite:///{database}", "a-stage") is None
     assert database.exists()
     assert list(database.parent.glob("*.tmp*")) == [], "what the killed one left is gone"
+
+
+TELEMETRY = """
+import sys
+from osworld_pipeline.tracking.client import open_client
+open_client(sys.argv[1])
+from mlflow.telemetry.client import get_telemetry_client
+print(get_telemetry_client())
+"""
+
+
+def test_mlflow_reports_no_use_to_its_makers(uri: str) -> None:
+    # Nothing of this environment, in which MLflow would see a test and report nothing in any case.
+    run = subprocess.run(
+        [sys.executable, "-c", TELEMETRY, uri], env={}, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stdout.strip() == "None"
