@@ -121,7 +121,7 @@ dev: setup ## Dagster's UI on http://127.0.0.1:3000; STATE=FOLDER for another st
 	@$(BIN)/osworld-pipeline dev $(if $(STATE),--state "$(STATE)") --port $(or $(PORT),3000)
 
 mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000; STATE=FOLDER for another state than var, PORT=5001
-	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --backend-store-uri "sqlite:///$(or $(STATE),var)/mlflow/mlflow.db" --port $(or $(PORT),5000)
+	@MLFLOW_DISABLE_TELEMETRY=$${MLFLOW_DISABLE_TELEMETRY:-true} $(BIN)/mlflow ui --backend-store-uri "sqlite:///$(or $(STATE),var)/mlflow/mlflow.db" --port $(or $(PORT),5000)
 
 constraints: setup-python ## resolve every list of pinned packages again
 	@scripts/pin --upgrade

@@ -99,8 +99,9 @@ def tracing_to(url: str) -> Iterator[None]:
     """This process sends its traces there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-        patch.setenv("OTEL_SERVICE_NAME", "test")
+        patch.setattr(tracing, "_service", "")
         tracing._provider.cache_clear()
+        tracing.start_tracing("test")
         yield
         tracing._provider().shutdown()
         tracing._provider.cache_clear()

@@ -24,24 +24,27 @@ PROPAGATED = ("traceparent", "tracestate")
 EXPORT_INTERVAL_MS = 1000
 """Unless OTEL_BSP_SCHEDULE_DELAY is set."""
 FLUSH_LIMIT_S = 5.0
-"""Time that the end of a program waits for its collector."""
+"""Time that an actor waits for its collector before it ends."""
+_service = ""
+"""The name of this process in traces; empty unless it traces."""
 _next_episode: ContextVar[str | None] = ContextVar("next_episode", default=None)
 """Set while the root span of an episode begins: the generator of ids reads it."""
 
 
 def is_on() -> bool:
-    return any(os.environ.get(name) for name in ENDPOINTS)
+    return bool(_service)
 
 
 def start_tracing(service: str) -> None:
-    """Names this process in traces, unless OTEL_SERVICE_NAME does.
+    """From now on this process traces, if a collector is named; as `service`, unless OTEL_SERVICE_NAME is set. Other
+    processes do not trace, whatever their environment: a library in another program needs no packages for it.
 
     Raises:
         DependencyError: traces are asked for and the packages of the extra `tracing` are missing.
     """
-    if not is_on():
+    global _service
+    if not any(os.environ.get(name) for name in ENDPOINTS):
         return
-    os.environ.setdefault("OTEL_SERVICE_NAME", service)
     try:
         importlib.import_module("opentelemetry.exporter.otlp.proto.http")
         importlib.import_module("opentelemetry.sdk.trace")
@@ -49,6 +52,8 @@ def start_tracing(service: str) -> None:
         raise DependencyError(
             f"{ENDPOINTS[0]} asks for traces, but {error.name} is not installed: {how_to_set_up('tracing')}"
         ) from error
+    # Kept here: a child would inherit it from the environment.
+    _service = os.environ.get("OTEL_SERVICE_NAME") or service
 
 
 def ids_of(episode_id: str) -> tuple[int, int]:
@@ -102,7 +107,7 @@ def add_to_episodes(name: str, episode_ids: Iterable[str], *, started_at: float,
     now = time.time_ns()
     for episode_id in episode_ids:
         part = _tracer().start_span(
-            name, context=_context_of(episode_id), start_time=int(started_at * 1e9), attributes=_known(attributes)
+            name, context=_context_of(episode_id, name), start_time=int(started_at * 1e9), attributes=_known(attributes)
         )
         part.end(now)
 
@@ -144,12 +149,14 @@ def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _context_of(episode_id: str) -> Any:
+def _context_of(episode_id: str, name: str) -> Any:
+    """Of the episode's root span, sampled if the sampler samples the trace."""
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
     trace_id, span_id = ids_of(episode_id)
-    context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
-    return set_span_in_context(NonRecordingSpan(context))
+    is_sampled = _provider().sampler.should_sample(None, trace_id, name).decision.is_sampled()
+    flags = TraceFlags(TraceFlags.SAMPLED if is_sampled else TraceFlags.DEFAULT)
+    return set_span_in_context(NonRecordingSpan(SpanContext(trace_id, span_id, is_remote=True, trace_flags=flags)))
 
 
 def _tracer() -> Any:
@@ -174,7 +181,7 @@ def _provider() -> Any:
             episode_id = _next_episode.get()
             return super().generate_span_id() if episode_id is None else ids_of(episode_id)[1]
 
-    here = {"host.name": platform.node(), "process.pid": os.getpid()}
+    here = {"service.name": _service, "host.name": platform.node(), "process.pid": os.getpid()}
     provider = TracerProvider(id_generator=EpisodeIds(), resource=Resource.create(here))
     delay_ms = float(os.environ.get("OTEL_BSP_SCHEDULE_DELAY") or EXPORT_INTERVAL_MS)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(), schedule_delay_millis=delay_ms))

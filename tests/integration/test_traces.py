@@ -30,14 +30,15 @@ async def play(url: str, task: Task) -> None:
             await desktop.close()
 
 
-def test_what_an_env_server_does_for_an_episode_is_in_the_episodes_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_env_server_does_for_an_episode_is_in_the_episodes_trace(tmp_path: Path) -> None:
     (item,) = build_suite(seed=0, families=["rename_folder"], num_train=1, num_heldout=1, screen=SCREEN).train
-    with collecting_traces() as collector, tracing_to(collector.url):
-        monkeypatch.delenv("OTEL_SERVICE_NAME")
-        with running_env_server(tmp_path, "--screen-size", f"{SCREEN[0]}x{SCREEN[1]}", num_replicas=1) as server:
-            asyncio.run(play(server.url, item.task))
+    size = f"{SCREEN[0]}x{SCREEN[1]}"
+    with (
+        collecting_traces() as collector,
+        tracing_to(collector.url),
+        running_env_server(tmp_path, "--screen-size", size, num_replicas=1) as server,
+    ):
+        asyncio.run(play(server.url, item.task))
     served = "POST /reset", "POST /step", "POST /evaluate", "POST /close"
     assert [one for one in collector.tree("e1") if one.startswith("?")] == []
     assert {one.service for one in collector.spans if one.name in served} == {"osworld-env-server"}

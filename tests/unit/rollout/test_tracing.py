@@ -3,7 +3,7 @@
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import duckdb
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trace_collector import Collector, collecting_traces, tracing_to
 
 from osworld_pipeline.dialects import load_dialect
-from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.episode import Episode, Outcome
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import DependencyError, ReplicaError
 from osworld_pipeline.rollout.engines.http_calls import JsonClient
@@ -24,6 +24,7 @@ from osworld_pipeline.wire import tracing
 from osworld_pipeline.wire.tracing import add_past_span, add_to_episodes, episode_span, ids_of, served_span
 
 Tools = Callable[..., EpisodeTools]
+Play = Callable[[list[Any], list[str]], Awaitable[Episode]]
 DIALECT = load_dialect("slime")
 TYPE = DIALECT.format("Type the command", {"action": "type", "text": "mv alpha bravo\n"})
 DONE = DIALECT.format("Finish", {"action": "terminate", "status": "success"})
@@ -37,16 +38,16 @@ def collector() -> Iterator[Collector]:
         yield collector
 
 
+@pytest.fixture
+def play(task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools) -> Play:
+    """Runs the episode `e1` on these desktops with these answers."""
+    return lambda desktops, answers: run_episode(task, plan, tools=make_tools(desktops, answers), settings=settings)
+
+
 async def test_an_episode_is_one_trace_whose_id_follows_from_its_own(
-    collector: Collector,
-    task: Task,
-    plan: EpisodePlan,
-    settings: EpisodeSettings,
-    make_tools: Tools,
-    fake_desktop: Any,
+    collector: Collector, play: Play, fake_desktop: Any
 ) -> None:
-    episode = await run_episode(task, plan, tools=make_tools([fake_desktop()], [TYPE, DONE]), settings=settings)
-    assert episode.outcome is Outcome.SUCCESS
+    assert (await play([fake_desktop()], [TYPE, DONE])).outcome is Outcome.SUCCESS
     tracing.flush()
     turn = ["episode/attempt/turn/generate", "episode/attempt/turn/step", "episode/attempt/turn"]
     rest = ["episode/attempt/evaluate", "episode/attempt/close", "episode/attempt", "episode"]
@@ -66,15 +67,9 @@ async def test_an_episode_is_one_trace_whose_id_follows_from_its_own(
 
 
 async def test_an_attempt_that_failed_is_in_the_trace_with_its_error(
-    collector: Collector,
-    task: Task,
-    plan: EpisodePlan,
-    settings: EpisodeSettings,
-    make_tools: Tools,
-    fake_desktop: Any,
+    collector: Collector, play: Play, fake_desktop: Any
 ) -> None:
-    desktops = [fake_desktop(faults={"act": ReplicaError("the desktop died")}), fake_desktop()]
-    await run_episode(task, plan, tools=make_tools(desktops, [TYPE, TYPE, DONE]), settings=settings)
+    await play([fake_desktop(faults={"act": ReplicaError("the desktop died")}), fake_desktop()], [TYPE, TYPE, DONE])
     tracing.flush()
     attempts = [one.attributes["number"] for one in collector.spans if one.name == "attempt"]
     assert attempts == [0, 1]
@@ -97,6 +92,21 @@ def test_a_span_of_a_later_process_joins_the_episodes_trace(collector: Collector
     assert collector.tree("e2") == ["?/train"], "its rollout was traced by no one"
     assert [one.attributes for one in collector.spans if one.name == "train"] == [{"osworld.update": 3}] * 2
     assert 2 <= collector.spans[-1].seconds < 3
+
+
+def test_a_sampler_that_takes_a_share_takes_the_same_episodes_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.3")
+    names = [f"e{number}" for number in range(100)]
+    with collecting_traces() as collector, tracing_to(collector.url):
+        for name in names:
+            with episode_span(name, {}):
+                pass
+        add_to_episodes("train", names, started_at=time.time(), attributes={})
+        tracing.flush()
+    trees = [collector.tree(name) for name in names]
+    assert 10 < trees.count(["episode", "episode/train"]) < 50
+    assert trees.count(["episode", "episode/train"]) + trees.count([]) == 100
 
 
 async def test_calls_of_an_episode_carry_its_context_and_other_calls_none(collector: Collector) -> None:
@@ -156,6 +166,16 @@ def test_without_a_collector_a_program_goes_on_and_ends(endpoint: str) -> None:
     )
     assert (run.returncode, run.stdout) == (0, f"{bool(endpoint)}\n"), run.stderr
     assert time.monotonic() - started < 20
+
+
+async def test_a_program_of_a_user_with_our_library_needs_no_packages_for_its_own_traces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", UNUSED_URL)
+    for name in ("opentelemetry", "opentelemetry.trace", "opentelemetry.propagate"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with episode_span("e1", {}):
+        await tracing.send_context(httpx.Request("GET", "http://s"))
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
