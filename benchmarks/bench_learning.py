@@ -1,9 +1,9 @@
 """`python -m benchmarks.bench_learning [demo|dense|sparse|all]`: does it learn? The pipeline on real desktops over
-several seeds: held-out success of SFT and of both GSPO phases, paired, with a picture; and replay against no replay.
+several seeds: held-out success of SFT and of both GSPO phases, paired, with a picture; and what replay adds.
 
 `demo` runs the recipe of `make demo` and evaluates each seed separately, as its user does. `dense` runs the
-recipe `learning`; `sparse` runs `learning_sparse`, whose SFT solves few tasks, with and without replay; `all` runs
-these two. A stopped run resumes.
+recipe `learning`; `sparse` runs `learning_sparse`, whose SFT sees few tasks, in three arms: replay of the other
+demonstrations, SFT on these too instead, and neither; `all` runs these two. A stopped run resumes.
 """
 
 import argparse
@@ -61,6 +61,12 @@ DEMO = Arm(name="demo", recipe="demo")
 DENSE = Arm(name="gspo with replay", recipe="learning")
 SPARSE = Arm(name="replay", recipe="learning_sparse")
 SPARSE_ALONE = Arm(name="no replay", recipe="learning_sparse", settings=("replay.max_injections=0",))
+SPARSE_SFT = Arm(
+    name="all demonstrations in SFT",
+    recipe="learning_sparse",
+    settings=("replay.max_injections=0", "sft.task_share=1.0"),
+)
+"""Sees the demonstrations that SPARSE sees, so their difference is that between the two uses of them."""
 GREEDY = ("evaluation.temperature=0.0", "evaluation.seeds=[0]")
 SEEDED = ("model.seed", "sft.seed", "gspo.phase1.seed", "gspo.phase2.seed")
 NUM_SEEDS, NUM_DEMO_SEEDS = 3, 10
@@ -146,7 +152,6 @@ def _demo(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
     console.print(f"picture: {arguments.picture}")
     return {
         "gains": [[gain.difference, gain.low, gain.high] for gain in gains],
-        "injections": [run.num_injections for run in runs],
         **_figures(runs),
     }
 
@@ -182,23 +187,26 @@ def _dense(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _sparse(console: Console, arguments: argparse.Namespace) -> dict[str, Any]:
-    arms: dict[str, list[SeedRun]] = {SPARSE.name: [], SPARSE_ALONE.name: []}
+    compared = (SPARSE, SPARSE_SFT, SPARSE_ALONE)
+    arms: dict[str, list[SeedRun]] = {arm.name: [] for arm in compared}
     for seed in arguments.seeds or range(NUM_SEEDS):
-        for arm in (SPARSE, SPARSE_ALONE):
+        for arm in compared:
             arms[arm.name].append(run_seed(arm, seed, arguments.folder, console))
     for name, runs in arms.items():
         print_runs(console, f"Sparse split, {name}", runs)
-    effect = judge_runs(arms[SPARSE_ALONE.name], arms[SPARSE.name], Stage.GSPO_PHASE2, Stage.GSPO_PHASE2)
-    gain = effect.comparison
-    console.print(f"replay above no replay after phase 2, temperature 0.6: {_points(gain)}; {effect.words}")
+    results: dict[str, Any] = {name: _figures(runs) for name, runs in arms.items()}
+    for other in (SPARSE_SFT, SPARSE_ALONE):
+        effect = judge_runs(arms[other.name], arms[SPARSE.name], Stage.GSPO_PHASE2, Stage.GSPO_PHASE2)
+        gain = effect.comparison
+        console.print(f"{SPARSE.name} against {other.name}, after phase 2: {_points(gain)}; {effect.words}")
+        results[f"against {other.name}"] = {
+            "verdict": effect.words, "gain": gain.difference, "low": gain.low, "high": gain.high,
+        }  # fmt: skip
     picture = arguments.picture.with_stem(f"{arguments.picture.stem}-sparse")
     curves = {name: [run.curve for run in runs] for name, runs in arms.items()}
-    draw_learning(picture, curves, title="Success on a sparse split, with replay and without")
+    draw_learning(picture, curves, title="Success on a sparse split")
     console.print(f"picture: {picture}")
-    return {
-        "verdict": effect.words, "gain": gain.difference, "low": gain.low, "high": gain.high,
-        **{name: _figures(runs) for name, runs in arms.items()},
-    }  # fmt: skip
+    return results
 
 
 def run_seed(arm: Arm, seed: int, folder: Path, console: Console) -> SeedRun:
@@ -340,9 +348,11 @@ def print_runs(console: Console, title: str, runs: Sequence[SeedRun]) -> None:
     for run in runs:
         sampled = [f"{_rate(run.sampled[stage]):.1%}" for stage in STAGES]
         greedy = [f"{_rate(run.greedy[stage]):.1%}" for stage in STAGES]
-        rows.append((str(run.seed), *sampled, *greedy, f"{run.minutes:.1f}", str(run.num_faults)))
+        counts = (str(run.num_injections), str(run.num_faults))
+        rows.append((str(run.seed), *sampled, *greedy, f"{run.minutes:.1f}", *counts))
     names = [str(stage) for stage in STAGES]
-    columns = ("seed", *(f"{name} T=0.6" for name in names), *(f"{name} greedy" for name in names), "minutes", "faults")
+    rates = (*(f"{name} T=0.6" for name in names), *(f"{name} greedy" for name in names))
+    columns = ("seed", *rates, "minutes", "replay joined", "faults")
     print_table(console, title, columns, rows)
 
 
@@ -359,6 +369,7 @@ def _figures(runs: Sequence[SeedRun]) -> dict[str, Any]:
         "minutes": [round(run.minutes, 2) for run in runs],
         "sampled": [{str(stage): _rate(run.sampled[stage]) for stage in STAGES} for run in runs],
         "greedy": [{str(stage): _rate(rewards) for stage, rewards in run.greedy.items()} for run in runs],
+        "injections": [run.num_injections for run in runs],
         "faults": [run.num_faults for run in runs],
     }
 
