@@ -1,5 +1,5 @@
-"""A policy engine that really samples, token by token with the stock model and without a cache, and has one defect of
-those that policy servers have had. It shares no code with the probe's own reference."""
+"""A policy engine that really samples, token by token with the stock model and its key-value cache, and has one defect
+of those that policy servers have had. It shares no code with the probe's own reference."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from PIL import Image
+from transformers import DynamicCache
 
 from osworld_pipeline.agent.model_inputs import PixelCache, build_model_inputs
 from osworld_pipeline.agent.renderer import Renderer
@@ -74,8 +75,9 @@ class DefectiveEngine:
         ids: list[int] = []
         logprobs: list[float] = []
         seen = () if self.defect == "blind" else tuple(self._features(one) for one in self._shown(request.images))
+        cache = DynamicCache()
         while len(ids) < sampling.max_new_tokens and self.renderer.im_end_id not in ids:
-            logits_V = self._next_logits(request, ids, seen)
+            logits_V = self._next_logits(request, ids, seen, cache)
             allowed_V = self._logprobs(logits_V, sampling.temperature, is_banned=True)
             ids.append(int(torch.multinomial(allowed_V.exp(), 1, generator=generator)))
             logprobs.append(float(self._reported(logits_V, sampling.temperature)[ids[-1]]))
@@ -91,7 +93,7 @@ class DefectiveEngine:
     def score(self, request: GenerateRequest, token_id: int) -> float:
         """What it would report had it sampled this token first."""
         seen = () if self.defect == "blind" else tuple(self._features(one) for one in self._shown(request.images))
-        logits_V = self._next_logits(request, (), seen)
+        logits_V = self._next_logits(request, (), seen, DynamicCache())
         return float(self._reported(logits_V, request.sampling.temperature)[token_id])
 
     def _reported(self, logits_V: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -104,15 +106,19 @@ class DefectiveEngine:
             scaled_V[list(self.renderer.banned_ids(len(scaled_V)))] = -torch.inf
         return scaled_V.log_softmax(-1)
 
-    def _next_logits(self, request: GenerateRequest, sampled: Sequence[int], seen: Sequence[Features]) -> torch.Tensor:
+    def _next_logits(
+        self, request: GenerateRequest, sampled: Sequence[int], seen: Sequence[Features], cache: DynamicCache
+    ) -> torch.Tensor:
+        """`cache` holds the tokens of earlier calls and receives the others."""
         core = self.model.model
         token_ids = (*request.token_ids, *sampled)
         arrays = build_model_inputs(self.renderer.processor, [(token_ids, request.images)], cache=self._cache)
         inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        input_ids = inputs["input_ids"]
+        num_cached = cache.get_seq_length()
+        input_ids = inputs["input_ids"][:, num_cached:]
         embeddings = self.model.get_input_embeddings()(input_ids)
         vision: dict[str, Any] = {}
-        if seen:
+        if seen and num_cached == 0:
             is_image_T = input_ids[0] == self.renderer.image_id
             # Placeholders that no features are left for stay what they are.
             is_seen_T = is_image_T & (is_image_T.cumsum(0) <= sum(len(main) for main, _ in seen))
@@ -124,8 +130,9 @@ class DefectiveEngine:
             }
         hidden_1TD = core.language_model(
             inputs_embeds=embeddings,
-            position_ids=self._positions(inputs, len(request.token_ids)),
-            use_cache=False,
+            position_ids=self._positions(inputs, len(request.token_ids))[:, :, num_cached:],
+            past_key_values=cache,
+            use_cache=True,
             **vision,
         ).last_hidden_state
         return self.model.lm_head(hidden_1TD[0, -1])
