@@ -7,7 +7,7 @@ catalog, and a part written after the build is visible at once through its view.
 import functools
 import os
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,7 +22,8 @@ from osworld_pipeline.store.part_files import Manifest
 from osworld_pipeline.tables.builds import UNION_TABLES, current_build, table_paths
 from osworld_pipeline.tables.live_files import store_retired
 from osworld_pipeline.tables.owned import known_columns
-from osworld_pipeline.tables.part_views import create_part_views, create_pinned_views, seed_tables
+from osworld_pipeline.tables.part_views import create_part_views, create_pinned_views, pin_snapshot, seed_tables
+from osworld_pipeline.tables.sql_types import sql_type
 from osworld_pipeline.tables.views import DERIVED
 
 LOCK_TIMEOUT_S = 120.0
@@ -55,7 +56,7 @@ def rebuild_catalog(state: StateDir) -> Path:
         with replacing(state.catalog) as temp:
             try:
                 seed_tables(state)
-                temp.write_bytes(_views_alone())
+                temp.write_bytes(_views_alone(create_part_views))
                 with _connect(temp) as connection:
                     _create_tables(connection, state)
                     store_retired(connection, Manifest.read(state.trajectories))
@@ -70,8 +71,8 @@ def rebuild_catalog(state: StateDir) -> Path:
 
 @contextmanager
 def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The same tables and views in memory, in a new snapshot or in that of `one_snapshot`: for code that must not
-    depend on the last rebuild.
+    """The same tables and views in a temporary file, in a new snapshot or in that of `one_snapshot`: for code that must
+    not depend on the last rebuild.
 
     Raises:
         TableError: as rebuild_catalog.
@@ -81,12 +82,15 @@ def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
         with explained(f"the tables in {state.root}"):
             yield held[1]
         return
-    with _connect(":memory:") as connection, explained(f"the tables in {state.root}"):
-        # The files of a build do not change: read them in place, as far as a query needs.
-        _create_tables(connection, state, as_views=() if current_build(state) is None else UNION_TABLES)
-        create_pinned_views(connection, state)
-        _create_derived(connection)
-        yield connection
+    with tempfile.TemporaryDirectory(prefix="views-") as folder, explained(f"the tables in {state.root}"):
+        seed_tables(state)
+        file = Path(folder) / "views.duckdb"
+        file.write_bytes(_views_alone(create_pinned_views))
+        with _connect(file) as connection:
+            # The files of a build do not change: read them in place, as far as a query needs.
+            _create_tables(connection, state, as_views=() if current_build(state) is None else UNION_TABLES)
+            pin_snapshot(connection, state)
+            yield connection
 
 
 @contextmanager
@@ -118,15 +122,16 @@ def first_line(error: duckdb.Error) -> str:
 
 
 @functools.cache
-def _views_alone() -> bytes:
-    """A catalog file with views and no tables, cached because creating the views takes most of a rebuild. They contain
+def _views_alone(create_parts: Callable[[duckdb.DuckDBPyConnection, StateDir], None]) -> bytes:
+    """A database file with views and no tables, cached because creating the views takes most of the time. They contain
     no path, so they are the same in every state. They resolve their tables when used."""
     with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
         state, file = StateDir(Path(folder)), Path(folder) / "views.duckdb"
         with _connect(file) as connection:
             _create_tables(connection, state)
-            create_part_views(connection, state)
-            _create_derived(connection)
+            create_parts(connection, state)
+            for sql in DERIVED.values():
+                connection.execute(sql)
             for name in OWNED_TABLES:
                 connection.execute(f"DROP TABLE {name}")
         return file.read_bytes()
@@ -143,27 +148,19 @@ def _create_tables(connection: duckdb.DuckDBPyConnection, state: StateDir, *, as
     """Creates the small tables as copies of their files, or as views for `as_views`."""
     paths = table_paths(state)  # once, so that the tables of the union are of one build
     for name in OWNED_TABLES:
-        rows = _rows_of(connection, paths[name], name)
+        rows = _rows_of(paths[name], name)
         connection.execute(f"CREATE {'VIEW' if name in as_views else 'TABLE'} {name} AS {rows}")
         if name in KEYS and name not in as_views:
             connection.execute(f"ALTER TABLE {name} ADD PRIMARY KEY ({KEYS[name]})")
 
 
-def _create_derived(connection: duckdb.DuckDBPyConnection) -> None:
-    for sql in DERIVED.values():
-        connection.execute(sql)
-
-
-def _rows_of(connection: duckdb.DuckDBPyConnection, path: Path, name: str) -> str:
+def _rows_of(path: Path, name: str) -> str:
     """A query of a small table's file, with exactly our columns; without rows if there is no file."""
     schema = OWNED_TABLES[name]
-    connection.register("incoming", schema.empty_table())
-    kinds = {row[0]: row[1] for row in connection.execute("DESCRIBE SELECT * FROM incoming").fetchall()}
-    connection.unregister("incoming")
     known = known_columns(path, name)
     quoted = str(path.resolve()).replace("'", "''")
     source = "(SELECT 1) WHERE false" if known is None else f"read_parquet('{quoted}')"
-    values = {column: f'"{column}"' if column in (known or ()) else "NULL" for column in kinds}
-    columns = ", ".join(f'CAST({values[column]} AS {kind}) AS "{column}"' for column, kind in kinds.items())
+    values = {column: f'"{column}"' if column in (known or ()) else "NULL" for column in schema.names}
+    columns = ", ".join(f'CAST({values[one.name]} AS {sql_type(one.type)}) AS "{one.name}"' for one in schema)
     shown = ", ".join(_READ_AS.get(column, f'"{column}"') for column in schema.names)
     return f"SELECT {shown} FROM (SELECT {columns} FROM {source})"  # noqa: S608 - our own names

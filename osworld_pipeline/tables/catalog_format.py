@@ -1,6 +1,7 @@
 """Whether a catalog has the tables and views of this version. A catalog that another version built is readable, but
 lacks what is new, or has views that are wrong now."""
 
+import functools
 import tempfile
 from pathlib import Path
 
@@ -20,13 +21,18 @@ WHERE table_name IN (SELECT table_name FROM duckdb_tables() WHERE NOT internal)
 
 def is_of_this_version(state: StateDir) -> bool:
     """False for a catalog with other tables or views. Raises TableError if there is none, or it cannot be read."""
+    return _shape(state.catalog) == _present_shape()
+
+
+@functools.cache
+def _present_shape() -> frozenset[tuple[str, ...]]:
     with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
-        return _shape(state.catalog) == _shape(rebuild_catalog(StateDir(Path(folder))))
+        return _shape(rebuild_catalog(StateDir(Path(folder))))
 
 
-def _shape(path: Path) -> set[tuple[str, ...]]:
+def _shape(path: Path) -> frozenset[tuple[str, ...]]:
     try:
         with duckdb.connect(str(path), read_only=True) as connection:
-            return set(connection.execute(_SHAPE).fetchall())
+            return frozenset(connection.execute(_SHAPE).fetchall())
     except duckdb.Error as error:
         raise TableError(f"cannot read the catalog {path}: {error}") from error

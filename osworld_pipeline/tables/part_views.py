@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from osworld_pipeline.atomic_io import write_parquet
-from osworld_pipeline.columns import PART_TABLES, TIME, marked, stored
+from osworld_pipeline.columns import PART_TABLES, marked, stored
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.store.old_tokens import need_sequences
 from osworld_pipeline.store.part_files import (
@@ -29,6 +29,7 @@ from osworld_pipeline.store.part_files import (
     take_snapshot,
 )
 from osworld_pipeline.tables.live_files import live_files_sql, not_retired_sql, store_retired
+from osworld_pipeline.tables.sql_types import sql_type
 
 _HERE = """CASE
     WHEN getvariable('osworld_state') IS NOT NULL THEN concat(getvariable('osworld_state'), '/')
@@ -135,7 +136,7 @@ def _view(table: str) -> str:
 
 def _rows(table: str, branches: Sequence[str]) -> str:
     columns = ", ".join(
-        f'CAST({_AS_READ.get((table, field.name)) or _quoted(field.name)} AS {_sql_type(field.type)}) AS "{field.name}"'
+        f'CAST({_AS_READ.get((table, field.name)) or _quoted(field.name)} AS {sql_type(field.type)}) AS "{field.name}"'
         for field in PART_TABLES[table]
     )
     return " UNION ALL ".join(f"SELECT {columns} FROM {branch}" for branch in branches)  # noqa: S608 - our own names
@@ -164,7 +165,7 @@ def _scan(files: str, schema: Iterable[pa.Field] | None = None) -> str:
     if schema is None:
         return f"read_parquet({files}, union_by_name = true)"
     columns = ", ".join(
-        f"'{field.name}': {{'name': '{field.name}', 'type': '{_sql_type(field.type)}', 'default_value': NULL}}"
+        f"'{field.name}': {{'name': '{field.name}', 'type': '{sql_type(field.type)}', 'default_value': NULL}}"
         for field in schema
     )
     return f"read_parquet({files}, filename = true, schema = MAP {{{columns}}})"
@@ -180,16 +181,6 @@ def _folder(state: StateDir, table: str) -> str:
 
 def _quoted(column: str) -> str:
     return f'p."{column}"'
-
-
-def _sql_type(kind: pa.DataType) -> str:
-    if pa.types.is_map(kind):
-        return f"MAP({_sql_type(kind.key_type)}, {_sql_type(kind.item_type)})"
-    if pa.types.is_list(kind):
-        return f"{_sql_type(kind.value_type)}[]"
-    names = {pa.string(): "VARCHAR", pa.bool_(): "BOOLEAN", pa.float64(): "DOUBLE", TIME: "TIMESTAMP"}
-    names |= {pa.int8(): "TINYINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT"}
-    return names[kind]
 
 
 def _columns_of(path: Path) -> list[str]:
