@@ -8,10 +8,10 @@ from pathlib import Path
 from osworld_pipeline.store.footers import read_footer
 from osworld_pipeline.store.part_files import COMPACTED, SEED, VERSION_SHIFT, PartFile, list_names
 
-CHEAP_LISTING_S = 0.005
-"""A folder that is listed in less time (some thousand files) is listed before every write."""
+NUM_CHEAP = 1000
+"""A folder with fewer files is listed before every write, which takes about a millisecond."""
 LISTING_SHARE = 0.05
-"""Of the time of a program, for listings that take longer. Where hundreds of desktops finish episodes, replaced files
+"""Of the time of a program, for listings of larger folders. Where hundreds of desktops finish episodes, replaced files
 stay until their readers are done, and listing them before every write would cost more than the writes."""
 
 _lock = threading.Lock()
@@ -39,17 +39,19 @@ def _seen_ms(root: Path, head: str) -> int:
     newest, used_until = _listed.get(folder, (0, 0.0))
     if started < used_until:
         return newest
-    newest, took_s = _newest_ms(root, head), time.monotonic() - started
-    _listed[folder] = (newest, started + took_s / LISTING_SHARE if took_s > CHEAP_LISTING_S else 0.0)
+    versions = _versions(root, head)
+    newest, took_s = max(versions, default=0) >> VERSION_SHIFT, time.monotonic() - started
+    _listed[folder] = (newest, started + took_s / LISTING_SHARE if len(versions) >= NUM_CHEAP else 0.0)
     return newest
 
 
-def _newest_ms(root: Path, head: str) -> int:
+def _versions(root: Path, head: str) -> list[int]:
+    """Of each file of the table, the newest."""
     # Compacted files first: small files that are compacted meanwhile are still listed after that.
     folder = root / head / COMPACTED
     versions = [_newest_of(folder / name) for name in list_names(folder) if name != SEED]
     versions += [file.version for file in map(PartFile.parse, list_names(root / head)) if file]
-    return max(versions, default=0) >> VERSION_SHIFT
+    return versions
 
 
 def _newest_of(path: Path) -> int:

@@ -71,10 +71,23 @@ def test_a_version_is_later_than_those_in_compacted_files(tmp_path: Path) -> Non
     assert file.version >> VERSION_SHIFT > later * 1000 - 1
 
 
+def test_a_small_folder_is_listed_before_every_write_on_a_slow_machine_too(
+    state: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_listing(folder: Path) -> list[str]:
+        time.sleep(0.02)
+        return list_names(folder)
+
+    monkeypatch.setattr(versions, "list_names", slow_listing)
+    first = next_version(state.trajectories, "episodes")
+    put_ahead(state, "a")  # by another hour
+    assert next_version(state.trajectories, "episodes") > first + (AHEAD_MS - 1000 << VERSION_SHIFT)
+
+
 def test_a_folder_that_takes_long_to_list_is_listed_for_a_share_of_the_time(
     state: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "CHEAP_LISTING_S", 0.0)
+    monkeypatch.setattr(versions, "NUM_CHEAP", 0)
     root, clock, listed = state.trajectories, [1000.0], 0
 
     def slow_listing(folder: Path) -> list[str]:
