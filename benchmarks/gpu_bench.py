@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_size import Size, device
-from benchmarks.real_shape import UpdateKind, build_model
+from benchmarks.real_shape import UpdateKind, build_model, has_fast_bfloat16
 from benchmarks.real_turns import demonstration_of, sampled_episode, screen
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.processor import load_processor
@@ -32,7 +32,8 @@ ENGINE_TIMEOUT_S = 120.0
 
 
 class Bench:
-    """One model on the device in bfloat16, with all weights trained or with adapters."""
+    """One model on the device in bfloat16 (in float32 on a CPU that is slow with it), with all weights trained or with
+    adapters."""
 
     def __init__(self, size: Size, processor_folder: Path, *, has_lora: bool = False, is_packed: bool = False) -> None:
         self.size = size
@@ -43,7 +44,8 @@ class Bench:
         self._runner: asyncio.Runner | None = None
         self.has_lora = has_lora
         self.is_packed = is_packed
-        self.model = build_model(size.architecture, device=self.device, dtype=torch.bfloat16)
+        dtype = torch.bfloat16 if has_fast_bfloat16() else torch.float32
+        self.model = build_model(size.architecture, device=self.device, dtype=dtype)
         if has_lora:
             lora.add_adapters(self.model, size.lora, seed=0)
         else:

@@ -10,7 +10,7 @@ from benchmarks.gpu_parts import PARTS, run_part
 from benchmarks.gpu_sheet import PartResult, Sheet
 from benchmarks.gpu_size import SMOKE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 EXPECTED = {
     "exactness": "|trainer - sampler| of a log-probability, after 1 updates",
