@@ -96,9 +96,11 @@ def collecting_traces() -> Iterator[Collector]:
 
 @contextmanager
 def tracing_to(url: str) -> Iterator[None]:
-    """This process sends its traces there."""
+    """This process sends its traces there, by `tracing.flush` alone: a thread that sends them meanwhile uses `random`,
+    which property tests do not allow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")
         patch.setattr(tracing, "_service", "")
         tracing._provider.cache_clear()
         tracing.start_tracing("test")

@@ -79,6 +79,14 @@ class Client:
         finally:
             self.post("/close", **of_episode)
 
+    def begin(self) -> str:
+        """Begins an episode, once a desktop is free; its id."""
+        until = time.monotonic() + RECOVERY_LIMIT_S
+        while (told := self.reset())[0] != 200:
+            assert told[1]["fault"] == "no_capacity", told
+            assert time.monotonic() < until, told
+        return told[1]["episode_id"]
+
     def when_free(self, config: Mapping[str, Any] = TASK.config) -> float | Answer:
         """What `episode` gives, asked again while the desktop of the last one is still being made anew."""
         until = time.monotonic() + RECOVERY_LIMIT_S
@@ -116,12 +124,11 @@ def test_a_server_without_file_descriptors_says_so_and_recovers(
 ) -> None:
     with running_env_server(tmp_path, *IMPATIENT, images=images) as server:
         client = Client(http_to, server.url)
-        status, fields = client.reset()
-        assert status == 200
+        episode_id = client.begin()
         with no_new_files(server.process.pid):
-            status, told = client.post("/evaluate", episode_id=fields["episode_id"])
+            status, told = client.post("/evaluate", episode_id=episode_id)
             assert (status, told["fault"]) in ((500, "env_fault"), (500, "grader_fault")), told
-            client.post("/close", episode_id=fields["episode_id"])
+            client.post("/close", episode_id=episode_id)
             status, told = client.reset()
             assert (status, told["fault"]) == (503, "no_capacity"), told
         client.until_it_works()
@@ -208,12 +215,11 @@ def test_a_temporary_folder_that_takes_nothing_is_named_and_the_server_recovers(
     client = Client(http_to, walled.url)
     client.until_it_works()
     begin = len(walled.log.read_text())
-    status, fields = client.reset()
-    assert status == 200
+    episode_id = client.begin()
     inside(walled, break_it)
     try:
-        assert client.post("/evaluate", episode_id=fields["episode_id"])[1]["reward"] == 1.0
-        client.post("/close", episode_id=fields["episode_id"])
+        assert client.post("/evaluate", episode_id=episode_id)[1]["reward"] == 1.0
+        client.post("/close", episode_id=episode_id)
         told = client.reset()
         assert (told[0], told[1]["fault"]) == (503, "no_capacity"), told
     finally:
@@ -359,14 +365,13 @@ def test_a_clock_that_steps_back_an_hour_ends_no_episode(tmp_path: Path, images:
         tmp_path, *SMALL, "--access-log", "--config", str(config), images=images, variables=variables
     ) as server:
         client = Client(http_to, server.url)
-        status, fields = client.reset()
-        assert status == 200, fields
+        episode_id = client.begin()
         before = server.log.read_text().splitlines()[0][:19]
         stepped.touch()
-        status, told = client.post("/step", episode_id=fields["episode_id"], action="pyautogui.press('a')", pause=0.1)
+        status, told = client.post("/step", episode_id=episode_id, action="pyautogui.press('a')", pause=0.1)
         assert status == 200, told
-        assert client.post("/evaluate", episode_id=fields["episode_id"])[1]["reward"] == 1.0
-        client.post("/close", episode_id=fields["episode_id"])
+        assert client.post("/evaluate", episode_id=episode_id)[1]["reward"] == 1.0
+        client.post("/close", episode_id=episode_id)
         assert client.episode() == 1.0
         stamps = [line[:19] for line in server.log.read_text().splitlines() if line[:2] == "20"]
         # The line of the reset may be written after its answer, so no count of lines says where the step back begins.

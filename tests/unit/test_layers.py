@@ -56,13 +56,16 @@ def loaded_by(module: str) -> tuple[set[str], float]:
 
 
 def test_definitions_load_in_three_seconds_without_torch() -> None:
-    times = []
+    """On a slow machine, in 3.5 times the time of Dagster alone."""
+    times, of_dagster = [], 0.0
     # The first compiles what a fresh checkout has not compiled yet, and the same work takes longer on a busy machine.
-    while len(times) < 4 and min(times, default=math.inf) >= 3.0:
+    while len(times) < 4 and min(times, default=math.inf) >= max(3.0, 3.5 * of_dagster):
         modules, seconds = loaded_by("osworld_pipeline.definitions")
         assert modules.isdisjoint({"torch", "transformers", "mlflow", "sglang", "ray", "env_server"})
         times.append(seconds)
-    assert min(times) < 3.0, times
+        if seconds >= 3.0:
+            of_dagster = loaded_by("dagster")[1]
+    assert min(times) < max(3.0, 3.5 * of_dagster), (times, of_dagster)
 
 
 def test_env_server_loads_without_dagster_or_torch() -> None:
