@@ -44,7 +44,7 @@ class Bench:
         self._runner: asyncio.Runner | None = None
         self.has_lora = has_lora
         self.is_packed = is_packed
-        dtype = torch.bfloat16 if has_fast_bfloat16() else torch.float32
+        dtype = torch.bfloat16 if has_fast_bfloat16(self.device) else torch.float32
         self.model = build_model(size.architecture, device=self.device, dtype=dtype)
         if has_lora:
             lora.add_adapters(self.model, size.lora, seed=0)

@@ -7,7 +7,7 @@ catalog, and a part written after the build is visible at once through its view.
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -22,7 +22,7 @@ from osworld_pipeline.store.part_files import Manifest
 from osworld_pipeline.tables.builds import UNION_TABLES, current_build, table_paths
 from osworld_pipeline.tables.live_files import store_retired
 from osworld_pipeline.tables.owned import known_columns
-from osworld_pipeline.tables.part_views import create_part_views, create_pinned_views, pin_snapshot, seed_tables
+from osworld_pipeline.tables.part_views import create_part_views, create_pinned_views, seed_tables
 from osworld_pipeline.tables.sql_types import sql_type
 from osworld_pipeline.tables.views import DERIVED
 
@@ -56,7 +56,7 @@ def rebuild_catalog(state: StateDir) -> Path:
         with replacing(state.catalog) as temp:
             try:
                 seed_tables(state)
-                temp.write_bytes(_views_alone(create_part_views))
+                temp.write_bytes(_views_alone())
                 with _connect(temp) as connection:
                     _create_tables(connection, state)
                     store_retired(connection, Manifest.read(state.trajectories))
@@ -71,8 +71,8 @@ def rebuild_catalog(state: StateDir) -> Path:
 
 @contextmanager
 def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The same tables and views in a temporary file, in a new snapshot or in that of `one_snapshot`: for code that must
-    not depend on the last rebuild.
+    """The same tables and views in memory, in a new snapshot or in that of `one_snapshot`: for code that must not
+    depend on the last rebuild.
 
     Raises:
         TableError: as rebuild_catalog.
@@ -82,15 +82,12 @@ def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
         with explained(f"the tables in {state.root}"):
             yield held[1]
         return
-    with tempfile.TemporaryDirectory(prefix="views-") as folder, explained(f"the tables in {state.root}"):
-        seed_tables(state)
-        file = Path(folder) / "views.duckdb"
-        file.write_bytes(_views_alone(create_pinned_views))
-        with _connect(file) as connection:
-            # The files of a build do not change: read them in place, as far as a query needs.
-            _create_tables(connection, state, as_views=() if current_build(state) is None else UNION_TABLES)
-            pin_snapshot(connection, state)
-            yield connection
+    with _connect(":memory:") as connection, explained(f"the tables in {state.root}"):
+        # The files of a build do not change: read them in place, as far as a query needs.
+        _create_tables(connection, state, as_views=() if current_build(state) is None else UNION_TABLES)
+        create_pinned_views(connection, state)
+        _create_derived(connection)
+        yield connection
 
 
 @contextmanager
@@ -122,16 +119,15 @@ def first_line(error: duckdb.Error) -> str:
 
 
 @functools.cache
-def _views_alone(create_parts: Callable[[duckdb.DuckDBPyConnection, StateDir], None]) -> bytes:
-    """A database file with views and no tables, cached because creating the views takes most of the time. They contain
+def _views_alone() -> bytes:
+    """A catalog file with views and no tables, cached because creating the views takes most of a rebuild. They contain
     no path, so they are the same in every state. They resolve their tables when used."""
     with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
         state, file = StateDir(Path(folder)), Path(folder) / "views.duckdb"
         with _connect(file) as connection:
             _create_tables(connection, state)
-            create_parts(connection, state)
-            for sql in DERIVED.values():
-                connection.execute(sql)
+            create_part_views(connection, state)
+            _create_derived(connection)
             for name in OWNED_TABLES:
                 connection.execute(f"DROP TABLE {name}")
         return file.read_bytes()
@@ -152,6 +148,11 @@ def _create_tables(connection: duckdb.DuckDBPyConnection, state: StateDir, *, as
         connection.execute(f"CREATE {'VIEW' if name in as_views else 'TABLE'} {name} AS {rows}")
         if name in KEYS and name not in as_views:
             connection.execute(f"ALTER TABLE {name} ADD PRIMARY KEY ({KEYS[name]})")
+
+
+def _create_derived(connection: duckdb.DuckDBPyConnection) -> None:
+    for sql in DERIVED.values():
+        connection.execute(sql)
 
 
 def _rows_of(path: Path, name: str) -> str:

@@ -35,6 +35,7 @@ THIN = Architecture(
     hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2, vision_depth=3,
     vision_hidden_size=64, vision_intermediate_size=128, vision_heads=4, deepstack_layers=(0, 1),
 )  # fmt: skip
+CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SCREEN = (384, 192)
 """Of the wide models; the test of real screens has their whole size."""
@@ -85,7 +86,7 @@ def need_memory() -> None:
 
 
 def need_dtype(dtype: str) -> None:
-    if dtype == "bfloat16" and not has_fast_bfloat16():
+    if dtype == "bfloat16" and not has_fast_bfloat16(CPU):
         pytest.skip("products of bfloat16 matrices are not vectorised on this CPU: AVX-512 is needed")
 
 
@@ -196,7 +197,7 @@ def test_adapters_on_two_layers_of_the_real_width_take_updates(processor: Any, d
 def test_real_screens_are_trained_as_they_were_sampled(processor: Any, real_data: Path) -> None:
     files = sorted((real_data / "agentnet" / "images").glob("*.png"))[:2]
     screens = [prepare_screenshot(file.read_bytes(), 1_003_520).data for file in files]
-    dtype = "bfloat16" if has_fast_bfloat16() else "float32"
+    dtype = "bfloat16" if has_fast_bfloat16(CPU) else "float32"
     model = build_model(ONE_LAYER, device="cpu", dtype=DTYPES[dtype], sharpness=WIDE_SHARPNESS)
     (trajectory,) = sample(model, processor, [screens])
     assert trajectory.token_ids.count(processor.image_token_id) == 2 * 880
