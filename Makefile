@@ -9,7 +9,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-deploy test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-cluster bench-viewer check images release docs format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-deploy test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-cluster bench-viewer bench-weights check images release docs format dev mlflow constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -97,6 +97,10 @@ bench-cluster: setup-test ## 100,000 episodes of an evaluation on Ray actors ove
 
 bench-viewer: setup-test ## the trajectory viewer in Chromium over 100,000 episodes: opening, filtering, stepping
 	@$(BIN)/python -m benchmarks.bench_viewer
+
+bench-weights: setup-python ## how the trainer's weights reach real sglang servers on a CPU: folder or broadcast; creates their environment first
+	@$(BIN)/osworld-pipeline setup sglang
+	@$(BIN)/python -m benchmarks.bench_weights
 
 check: setup-python ## format, lint, types, import layers, links, words
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright && $(BIN)/python docs/check_links.py && $(BIN)/python docs/check_words.py

@@ -10,17 +10,22 @@ import base64
 import io
 import itertools
 import json
+import math
 import signal
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from PIL import Image
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
 
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.processor import load_processor
@@ -32,8 +37,30 @@ from osworld_pipeline.rollout.engines.transformers_weights import read_weights
 from osworld_pipeline.runs.parent import die_with_parent
 from osworld_pipeline.training.model import load_model
 
+UPDATE_PATHS = (
+    *("/begin_weight_update", "/init_weights_update_group", "/update_weights_from_distributed"),
+    *("/destroy_weights_update_group", "/end_weight_update"),
+)
 PIXELS_PER_TOKEN = 32
 """Of an image's side."""
+
+
+def join_group(body: Mapping[str, Any]) -> Any:
+    """As sglang.srt.utils.init_custom_process_group."""
+    timeout = timedelta(seconds=60)
+    address = f"tcp://{body['master_address']}:{body['master_port']}"
+    store, rank, size = next(iter(rendezvous(address, body["rank_offset"], body["world_size"], timeout=timeout)))
+    group, _ = c10d._new_process_group_helper(
+        size,
+        rank,
+        [],
+        dist.Backend(body["backend"]),
+        dist.PrefixStore(body["group_name"], store),
+        group_name=body["group_name"],
+        timeout=timeout,
+    )
+    c10d._world.pg_group_ranks[group] = {one: one for one in range(size)}
+    return group
 
 
 class Policy:
@@ -49,6 +76,8 @@ class Policy:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self._engine = TransformersEngine(self._model, self._processor, timeout_s=60.0)
         self._loading = threading.Lock()
+        self._group: Any = None
+        self._is_in_update = False
         self._sessions: dict[str, float] = {}
         """Monotonic times at which they expire."""
 
@@ -65,6 +94,10 @@ class Policy:
         if path == "/update_weight_version":
             self._labels[self._engine.policy_version] = body["new_version"]
             return {"success": True}
+        if path == "/server_info":
+            return {"tp_size": 1, "pp_size": 1, "dp_size": 1}
+        if path in UPDATE_PATHS:
+            return self._receive(path, body)
         if path in ("/open_session", "/close_session"):
             return self._session(path, body)
         if path in ("/pause_generation", "/continue_generation"):
@@ -84,6 +117,44 @@ class Policy:
 
     def _label(self, version: int) -> str:
         return self._labels[version]
+
+    def _receive(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """As sglang: its calls in this order, each bucket through a real process group."""
+        try:
+            if path == "/init_weights_update_group":
+                self._group = join_group(body)
+            elif path == "/destroy_weights_update_group":
+                dist.destroy_process_group(self._group)
+            elif path == "/begin_weight_update":
+                if self._is_in_update:
+                    return {"success": False, "message": "a weight-update session is already open"}
+                self._is_in_update = True
+            elif path == "/end_weight_update":
+                self._is_in_update = False
+            else:
+                self._receive_bucket(body)
+        except RuntimeError as error:
+            return {"success": False, "message": f"Failed to receive weights: {error}"}
+        return {"success": True, "message": "Success"}
+
+    def _receive_bucket(self, body: Mapping[str, Any]) -> None:
+        assert self._is_in_update
+        assert body["load_format"] == "flattened_bucket"
+        sizes = [
+            math.prod(shape) * getattr(torch, dtype).itemsize
+            for shape, dtype in zip(body["shapes"], body["dtypes"], strict=True)
+        ]
+        data = torch.empty(sum(sizes), dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=self._group)
+        parts = zip(body["names"], body["dtypes"], body["shapes"], data.split(sizes), strict=True)
+        received = {name: part.view(getattr(torch, dtype)).view(shape) for name, dtype, shape, part in parts}
+        with self._loading:
+            assert received.keys() <= self._weights.keys()
+            self._weights = self._weights | received
+            if label := body.get("weight_version"):
+                version = len(self._labels)
+                self._labels[version] = label
+                self._run(self._engine.load_state(self._weights, policy_version=version))
 
     def _load(self, folder: Path, label: str) -> dict[str, Any]:
         """Tensors that the folder does not hold stay as they are."""

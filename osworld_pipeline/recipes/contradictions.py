@@ -79,6 +79,14 @@ CONTRADICTIONS = (
         ),
     ),
     Contradiction(
+        sentence='engine.weights "broadcast" sends weights to sglang servers: it needs engine.kind "sglang"',
+        is_met=lambda recipe: recipe.engine.weights == "broadcast" and recipe.engine.kind != "sglang",
+    ),
+    Contradiction(
+        sentence='engine.weights must be "folder" with trainer.lora: sglang servers read adapters from a folder',
+        is_met=lambda recipe: recipe.engine.weights == "broadcast" and recipe.trainer.lora is not None,
+    ),
+    Contradiction(
         sentence='engine.kind "openai" needs engine.model, the name of the model at that endpoint',
         is_met=lambda recipe: recipe.engine.kind == "openai" and not recipe.engine.model,
     ),

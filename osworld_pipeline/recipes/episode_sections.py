@@ -114,6 +114,15 @@ class EngineSection(Section):
     """Base URLs: sglang servers (or one router), or one OpenAI-compatible endpoint ending in /v1."""
     launch: LaunchSection | None = None
     """Servers to launch; absent: sglang servers are at `urls`."""
+    weights: Literal["folder", "broadcast"] = "folder"
+    """How sglang servers receive weights. `folder`: they read a folder under the same path as this program.
+    `broadcast`: this program sends them through a process group, NCCL between GPUs and gloo otherwise; no shared
+    folder is needed, and the trainer's weights are gathered tensor by tensor."""
+    weights_address: str = ""
+    """For `broadcast`: this host's address as the servers reach it; empty: the one on the route to them."""
+    update_servers: Literal["together", "rolling"] = "together"
+    """Whether all sglang servers receive new weights at the same time, or one after the other while the rest
+    sample."""
     model: str = ""
     """The model's name at an OpenAI-compatible endpoint."""
     max_batch: int = Field(default=16, ge=1)

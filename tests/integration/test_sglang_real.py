@@ -85,9 +85,9 @@ def models(checkpoints: tuple[Path, Path]) -> dict[int, Any]:
 
 @asynccontextmanager
 async def engine_of(
-    url: str, renderer: Renderer, *, owner: str = "test", **limits: float
+    url: str, renderer: Renderer, *, owner: str = "test", **settings: Any
 ) -> AsyncIterator[SglangEngine]:
-    section = EngineSection(kind="sglang", urls=(url,), **{"request_timeout_s": 120.0, **limits})
+    section = EngineSection(kind="sglang", urls=(url,), **{"request_timeout_s": 120.0, **settings})
     engine = SglangEngine(section.urls, renderer=renderer, section=section, vocab_size=VOCAB_SIZE, owner=owner)
     try:
         yield engine
@@ -138,7 +138,9 @@ def differences(model: Any, renderer: Renderer, request: GenerateRequest, result
     ]
 
 
+@pytest.mark.parametrize("weights", ["folder", "broadcast"])
 async def test_log_probabilities_equal_transformers_over_turns_and_weight_updates(
+    weights: str,
     server: SglangProcess,
     checkpoints: tuple[Path, Path],
     renderer: Renderer,
@@ -146,7 +148,8 @@ async def test_log_probabilities_equal_transformers_over_turns_and_weight_update
     noise_png: Noise,
 ) -> None:
     worst: dict[int, float] = {}
-    async with engine_of(server.url, renderer) as engine:
+    num_loads = server.num_loads()
+    async with engine_of(server.url, renderer, weights=weights) as engine:
         await engine.health()
         # The first again at the end: its images were seen under the other weights meanwhile.
         for version in (1, 2, 1):
@@ -169,7 +172,9 @@ async def test_log_probabilities_equal_transformers_over_turns_and_weight_update
                     largest = max(differences(models[version], renderer, request, result))
                     worst[version] = max(worst.get(version, 0.0), largest)
                     conversation.hear(result)
-    print(f"largest difference from transformers by weights: {worst}")
+    print(f"{weights}: largest difference from transformers by weights: {worst}")
+    if weights == "broadcast":
+        assert server.num_loads() == num_loads, "nothing is read from a folder"
     assert max(worst.values()) < TOLERANCE
 
 
@@ -304,14 +309,16 @@ async def test_four_engines_in_two_processes_load_each_set_of_weights_once(
     assert server.num_loads() - before == len(order)
 
 
+@pytest.mark.parametrize("weights", ["folder", "broadcast"])
 async def test_a_half_done_response_survives_an_update_token_by_token(
+    weights: str,
     server: SglangProcess,
     checkpoints: tuple[Path, Path],
     renderer: Renderer,
     models: dict[int, Any],
     noise_png: Noise,
 ) -> None:
-    async with engine_of(server.url, renderer) as engine:
+    async with engine_of(server.url, renderer, weights=weights) as engine:
         await engine.load_weights(checkpoints[0], policy_version=1)
         request = Conversation(renderer, noise_png, 50).ask(temperature=0.0, max_new_tokens=3000)
         asked = asyncio.create_task(engine.generate(request))

@@ -249,6 +249,7 @@ def test_a_phase_disturbed_at_random_ends_as_an_undisturbed_one(
     settings = drawn_settings(rng)
     if not is_trainer_alone:
         settings += ["engine.kind=sglang", f'engine.urls=["{road.policy.url}"]']
+        settings += [f"engine.weights={rng.choice(('folder', 'broadcast'))}"]
     with nullcontext(False) if is_trainer_alone else small_disk(tmp_path / "disk") as has_disk:
         if not has_disk:
             kinds = tuple(kind for kind in kinds if kind is not Fault.DISK)

@@ -28,6 +28,8 @@ from osworld_pipeline.recipes.schema import EngineSection
 from osworld_pipeline.rollout.engines import sglang_locks
 from osworld_pipeline.rollout.engines.http_calls import JsonClient, TransientError, shown, within_budget
 from osworld_pipeline.rollout.engines.sglang_admission import Admission, NotLoadedError
+from osworld_pipeline.rollout.engines.sglang_broadcast import Broadcaster
+from osworld_pipeline.rollout.engines.sglang_loading import FromFolder, LoadWeights
 from osworld_pipeline.rollout.engines.sglang_messages import (
     UnknownWeightsError,
     generate_body,
@@ -36,7 +38,7 @@ from osworld_pipeline.rollout.engines.sglang_messages import (
 )
 from osworld_pipeline.rollout.engines.sglang_newcomers import Compare, Newcomers, Peer, Warn
 from osworld_pipeline.rollout.engines.sglang_server import SglangServer
-from osworld_pipeline.rollout.engines.sglang_weights import Label, Weights, read_weights
+from osworld_pipeline.rollout.engines.sglang_weights import Label, TrainedWeights, Weights, read_weights
 
 Result = TypeVar("Result")
 LAG_LIMIT_S = 30.0
@@ -81,6 +83,7 @@ class SglangEngine:
             banned_ids=tuple(sorted(self._banned_ids)),
             owner=digest_bytes((owner or uuid.uuid4().hex).encode())[:8],
             request_timeout_s=section.request_timeout_s,
+            load=self._open_loader(),
         )
         self._weights = Weights(digest=None, policy_version=policy_version)
         self._incoming: Weights | None = None
@@ -141,16 +144,28 @@ class SglangEngine:
         """
         path = await asyncio.to_thread(path.resolve)
         async with self._loading:
-            weights = await asyncio.to_thread(read_weights, path, policy_version=policy_version)
-            # Set before loading: responses in progress are the first to name the new weights.
-            if weights.digest is not None and weights.adapter is None:
-                self._versions[weights.digest] = policy_version
-            self._incoming = weights
-            try:
-                await self._within_budget(lambda _: self._load_everywhere(weights))
-                self._weights = weights
-            finally:
-                self._incoming = None
+            await self._load(await asyncio.to_thread(read_weights, path, policy_version=policy_version))
+
+    async def load_trained(self, trained: TrainedWeights, *, policy_version: int) -> None:
+        """As `load_weights`, for weights that a trainer sends. Without a stream it waits until another program of the
+        run has sent them to a server.
+
+        Raises:
+            EngineError: no server received them within the budget.
+        """
+        async with self._loading:
+            await self._load(Weights(digest=trained.name, policy_version=policy_version, trained=trained))
+
+    async def _load(self, weights: Weights) -> None:
+        # Set before loading: responses in progress are the first to name the new weights.
+        if weights.digest is not None and weights.adapter is None:
+            self._versions[weights.digest] = weights.policy_version
+        self._incoming = weights
+        try:
+            await self._within_budget(lambda _: self._load_everywhere(weights))
+            self._weights = weights
+        finally:
+            self._incoming = None
 
     async def forget(self, episode_id: str) -> None:
         self._of_episode.pop(episode_id, None)
@@ -171,6 +186,7 @@ class SglangEngine:
             await asyncio.gather(self._renewals, return_exceptions=True)
         if self._newcomers is not None:
             await self._newcomers.close()
+        await self._admission.load.close()
         own = [server for server in self._servers if server.held and server.owner == self._admission.owner]
         await asyncio.gather(*(sglang_locks.release_lease(server, server.owner) for server in own))
         await self._client.close()
@@ -290,6 +306,15 @@ class SglangEngine:
             await self._admission.hold(server, weights, is_explicit=False, timeout_s=timeout_s)
         self._start_renewals()
 
+    def _open_loader(self) -> LoadWeights:
+        section = self._section
+        if section.weights == "folder":
+            return FromFolder()
+        return Broadcaster(
+            address=section.weights_address,
+            num_expected=lambda: len(self._servers) if section.update_servers == "together" else 1,
+        )
+
     async def _adopt(self, server: SglangServer, timeout_s: float) -> None:
         """An engine without weights adopts those of the first server that it inspects."""
         if self._weights.digest is not None or self._incoming is not None:
@@ -338,16 +363,21 @@ class SglangEngine:
 
         return Peer(name=f"the sglang server at {shown(server.url)}", ask=ask)
 
-    def _reference(self, server: SglangServer) -> Peer | Path | None:
+    async def _reference(self, server: SglangServer) -> Peer | Path | None:
         """The reference for a server that joins. If there are other servers, it waits for one of them first, because a
-        checkpoint takes long to load."""
+        checkpoint takes long to load. Raises TransientError, StoreError: the trainer's weights cannot be saved now."""
         others = [
             one for one in self._servers if one is not server and self._is_admitted(one) and one.held == server.held
         ]
         if others:
             return self._peer(min(others, key=lambda one: one.num_running))
         may_load = len(self._servers) == 1 or server.standing.num_tries > 0
-        return self._weights_of(server).checkpoint if may_load else None
+        if not may_load:
+            return None
+        weights = self._weights_of(server)
+        if weights.trained is not None and weights.trained.save is not None:
+            return await weights.trained.save()
+        return weights.checkpoint
 
     def _is_waiting(self, server: SglangServer) -> bool:
         return self._newcomers is not None and self._newcomers.is_waiting(server)
@@ -370,10 +400,13 @@ class SglangEngine:
             TransientError: no server loaded them, but one of them may on another try.
             EngineError: no server loaded them, or one of them keeps stale images.
         """
-        results = await asyncio.gather(
-            *(self._load_locked(server, weights) for server in self._servers), return_exceptions=True
-        )
-        errors = [result for result in results if isinstance(result, BaseException)]
+        num_together = len(self._servers) if self._section.update_servers == "together" else 1
+        errors: list[BaseException] = []
+        for start in range(0, len(self._servers), num_together):
+            batch = self._servers[start : start + num_together]
+            loads = (self._load_locked(server, weights) for server in batch)
+            results = await asyncio.gather(*loads, return_exceptions=True)
+            errors += [result for result in results if isinstance(result, BaseException)]
         for error in errors:
             if not isinstance(error, TransientError | NotLoadedError):
                 raise error
@@ -406,7 +439,10 @@ class SglangEngine:
                     await self._keep_lease(server, turn)
 
     async def _keep_lease(self, server: SglangServer, turn: int) -> None:
-        """Renews the lease; takes over the weights of another run that has ended."""
+        """Renews the lease; takes over the weights of another run that has ended. Sends the trainer's weights again to
+        a server that has lost them, because no other program can."""
+        if self._weights.trained is not None and self._weights.source is not None and not self._is_admitted(server):
+            await self._admit(server, self._section.request_timeout_s)
         if not self._holds_weights(server) or not server.owner:
             return
         if server.owner == self._admission.owner:

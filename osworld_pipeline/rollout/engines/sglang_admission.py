@@ -18,6 +18,7 @@ from osworld_pipeline.errors import EngineError
 from osworld_pipeline.rollout.engines import sglang_locks
 from osworld_pipeline.rollout.engines.http_calls import TransientError, shown
 from osworld_pipeline.rollout.engines.sglang_checks import check_logprob_scale, vision_cache_problem
+from osworld_pipeline.rollout.engines.sglang_loading import FromFolder, LoadWeights
 from osworld_pipeline.rollout.engines.sglang_server import CONTROL_TIMEOUT_S, SglangServer
 from osworld_pipeline.rollout.engines.sglang_weights import Adapter, Label, Weights, vision_digest
 
@@ -41,6 +42,7 @@ class Admission:
     owner: str
     """The run's name, recorded with weights that are loaded here; the same for all its engines."""
     request_timeout_s: float
+    load: LoadWeights
 
     async def inspect(self, server: SglangServer, *, timeout_s: float) -> dict[str, Any]:
         """The server's model info, after its settings were checked. Call it under the server's lock.
@@ -78,6 +80,11 @@ class Admission:
         if label.weights != weights.digest or server.num_failures or label.owner not in ("", self.owner):
             label = await self._hold_whole(server, weights, is_explicit=is_explicit)
         if weights.adapter is not None:
+            if not isinstance(self.load, FromFolder):
+                raise EngineError(
+                    f"{weights.checkpoint} is an adapter, and sglang servers read adapters from a folder: set "
+                    'engine.weights to "folder", or merge the adapter'
+                )
             await _hold_adapter(server, weights.adapter)
         server.last_label, server.owner = str(label), label.owner
         if label.owner == self.owner:
@@ -89,7 +96,9 @@ class Admission:
             label, _ = await _label_of(server)
             return label.weights == weights.digest and not server.num_failures
 
-        async with sglang_locks.load_lock(server, are_there) as is_ours:
+        source = weights.source
+        expires_s = sglang_locks.LOAD_LOCK_LIMIT_S if source is None else self.load.limit_s(source)
+        async with sglang_locks.load_lock(server, are_there, expires_s=expires_s) as is_ours:
             label, info = await _label_of(server)
             if label.weights == weights.digest:
                 if is_ours:
@@ -116,7 +125,13 @@ class Admission:
     ) -> None:
         """Raises TransientError or EngineError if the server's weights must not be replaced."""
         where = shown(server.url)
-        if weights.path is None:
+        if weights.source is None and weights.trained is not None:
+            raise TransientError(
+                f"{where} has not received the weights {weights.digest} from the trainer",
+                retry_after_s=LAG_POLL_S,
+                is_busy=True,
+            )
+        if weights.source is None:
             raise EngineError(
                 f"the sglang server at {where} holds other weights ({info['model_path']}, {label.weights}) than the "
                 f"rest ({weights.digest}): start all of them on one checkpoint, or load weights first"
@@ -130,28 +145,31 @@ class Admission:
                 return
             raise TransientError(
                 f"{where} already serves {info['model_path']} to the rest of this run, and this engine still samples "
-                f"{weights.path}: it has not received the new weights",
+                f"{weights.path or weights.digest}: it has not received the new weights",
                 retry_after_s=LAG_POLL_S,
                 is_busy=True,
             )
         if await sglang_locks.is_leased(server, label.owner):
             raise TransientError(
                 f"the sglang server at {where} serves {info['model_path']} ({label.weights}) to another program, and "
-                f"this one needs {weights.path} ({weights.digest}): give each program its own servers "
-                "(engine.urls), or wait until the other has ended"
+                f"this one needs {weights.path or 'other weights'} ({weights.digest}): give each program its own "
+                "servers (engine.urls), or wait until the other has ended"
             )
 
     async def _load(self, server: SglangServer, label: Label, info: dict[str, Any], weights: Weights) -> Label:
-        path = weights.path
-        assert path is not None, "required by _require_free"
-        assert weights.digest is not None, "read together with the path"
-        vision = await asyncio.to_thread(vision_digest, path)
+        assert weights.source is not None, "required by _require_free"
+        assert weights.digest is not None, "known together with the source"
+        if weights.trained is None:
+            assert weights.path is not None, "the source"
+            folder, vision = weights.path, await asyncio.to_thread(vision_digest, weights.path)
+        else:
+            folder, vision = weights.trained.like, weights.trained.vision
         is_changed = vision and vision != await _vision_of(label, info)
         if is_changed and not await sglang_locks.is_marked(server, sglang_locks.VISION_CHECKED):
-            await self._check_vision_cache(server, label, info, path)
+            await self._check_vision_cache(server, label, info, folder)
         loaded = Label(weights=weights.digest, vision=vision, owner=self.owner)
         try:
-            await server.load_weights(path, str(loaded))
+            await self.load(server, weights.source, str(loaded))
         except TransientError:
             raise
         except EngineError as error:
@@ -161,12 +179,15 @@ class Admission:
     async def _check_vision_cache(self, server: SglangServer, label: Label, info: dict[str, Any], path: Path) -> None:
         """Raises EngineError if the cache is on; the server then has its weights back."""
         problem = await vision_cache_problem(
-            server, self.renderer, self.banned_ids, path, timeout_s=self.request_timeout_s
+            server, self.renderer, self.banned_ids, path, load=self.load, timeout_s=self.request_timeout_s
         )
         if problem is None:
             await sglang_locks.leave_mark(server, sglang_locks.VISION_CHECKED)
             return
-        # If they cannot be loaded, the label of the check remains, which no engine accepts.
+        # If they cannot be loaded, the label of the check remains, which no engine accepts. Weights that were sent are
+        # not those of its folder.
+        if label.owner and not isinstance(self.load, FromFolder):
+            raise EngineError(problem)
         with suppress(EngineError):
             await server.load_weights(Path(str(info["model_path"])), str(label))
         raise EngineError(problem)

@@ -24,6 +24,7 @@ from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest
 from osworld_pipeline.rollout.engines.http_calls import TransientError, shown
 from osworld_pipeline.rollout.engines.safetensors_header import encode_tensor, read_header
+from osworld_pipeline.rollout.engines.sglang_loading import LoadWeights
 from osworld_pipeline.rollout.engines.sglang_messages import generate_body, read_scores
 from osworld_pipeline.rollout.engines.sglang_server import SglangServer
 
@@ -62,7 +63,13 @@ async def check_logprob_scale(
 
 
 async def vision_cache_problem(
-    server: SglangServer, renderer: Renderer, banned_ids: Sequence[int], path: Path, *, timeout_s: float
+    server: SglangServer,
+    renderer: Renderer,
+    banned_ids: Sequence[int],
+    path: Path,
+    *,
+    load: LoadWeights,
+    timeout_s: float,
 ) -> str | None:
     """Describes the problem of the server's vision cache; None if there is none. Shifts one bias of the vision tower:
     weights must be loaded afterwards in any case.
@@ -81,7 +88,7 @@ async def vision_cache_problem(
     before = await score()
     folder = await asyncio.to_thread(_write_shifted, path.parent, *bias)
     try:
-        await server.load_weights(folder, f"check-{uuid.uuid4().hex[:8]}")
+        await load(server, folder, f"check-{uuid.uuid4().hex[:8]}")
     except TransientError:
         raise
     except EngineError as error:

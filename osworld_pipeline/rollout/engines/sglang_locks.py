@@ -62,9 +62,12 @@ async def exclusive(
         await asyncio.shield(_close(server, session))
 
 
-def load_lock(server: SglangServer, is_needless: Callable[[], Awaitable[bool]]) -> AbstractAsyncContextManager[bool]:
+def load_lock(
+    server: SglangServer, is_needless: Callable[[], Awaitable[bool]], *, expires_s: float
+) -> AbstractAsyncContextManager[bool]:
     """As `exclusive`: the right to load weights into the server."""
-    return exclusive(server, LOAD_LOCK, expires_s=LOAD_LOCK_LIMIT_S, limit_s=LOAD_TIMEOUT_S, is_needless=is_needless)
+    limit_s = max(LOAD_TIMEOUT_S, 2 * expires_s)
+    return exclusive(server, LOAD_LOCK, expires_s=expires_s, limit_s=limit_s, is_needless=is_needless)
 
 
 async def end_pause(server: SglangServer) -> None:

@@ -71,7 +71,7 @@ class Newcomers:
         *,
         run: str,
         peer_of: Callable[[SglangServer], Peer],
-        reference_of: Callable[[SglangServer], Peer | Path | None],
+        reference_of: Callable[[SglangServer], Awaitable[Peer | Path | None]],
         warn: Warn,
     ) -> None:
         """`run`: scope of marks and locks. `reference_of`: the reference for a server; None if there is none at
@@ -130,7 +130,7 @@ class Newcomers:
         """Never raises, and always updates the standing, so that a server is not compared again immediately."""
         try:
             async with self._turn:
-                reference = self._reference_of(server)
+                reference = await self._reference_of(server)
                 limit_s = FOLDER_LIMIT_S if isinstance(reference, Path) else PEER_LIMIT_S
                 await self._compare_within(server, reference, limit_s)
             if server.held is None:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,7 @@ class SglangServer:
         body = orjson.dumps({"model_path": str(path), "weight_version": label, "flush_cache": True})
         try:
             try:
-                # `retract`, because `in_place` would reuse keys and values of the old weights.
-                await self._control("/pause_generation", {"mode": "retract"})
+                await self.pause_generation()
                 url = f"{self.url}/update_weights_from_disk"
                 answer = await self.client.post(url, body, timeout_s=LOAD_TIMEOUT_S)
             finally:
@@ -130,6 +130,55 @@ class SglangServer:
             raise EngineError(f"the weights at {path} were not loaded: {error}") from error
         if not answer.get("success"):
             raise EngineError(f"the weights at {path} were not loaded: {shown(self.url)}: {answer.get('message')}")
+
+    async def pause_generation(self) -> None:
+        """Sampled tokens of running requests are kept."""
+        # `in_place` would reuse keys and values of the old weights.
+        await self._control("/pause_generation", {"mode": "retract"})
+
+    async def num_ranks(self) -> int:
+        """Processes that hold its weights.
+
+        Raises:
+            TransientError, EngineError: it does not answer, or cannot receive weights from a process group.
+        """
+        info = await self.client.get(f"{self.url}/server_info", timeout_s=CONTROL_TIMEOUT_S)
+        try:
+            sizes = {name: int(info[name]) for name in ("tp_size", "pp_size", "dp_size")}
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"{shown(self.url)}/server_info does not report its number of ranks ({error})") from error
+        if sizes["dp_size"] != 1:
+            raise EngineError(
+                f"the sglang server at {shown(self.url)} runs with --dp-size {sizes['dp_size']}, and such servers "
+                "receive no weights over the network: start one server for each replica, or set "
+                'engine.weights to "folder"'
+            )
+        return sizes["tp_size"] * sizes["pp_size"]
+
+    async def begin_update(self) -> None:
+        """Prepares it to receive weights; ends the update of a killed program first."""
+        try:
+            await self.update_call("/begin_weight_update", {})
+        except TransientError:
+            raise
+        except EngineError as error:
+            if "already open" not in str(error):
+                raise
+            await self.end_update()
+            await self.update_call("/begin_weight_update", {})
+
+    async def end_update(self) -> None:
+        await self.update_call("/end_weight_update", {})
+
+    async def update_call(self, path: str, body: Mapping[str, Any]) -> None:
+        """One call of a transfer of weights.
+
+        Raises:
+            TransientError, EngineError: it failed.
+        """
+        answer = await self.client.post(f"{self.url}{path}", orjson.dumps(body), timeout_s=CONTROL_TIMEOUT_S)
+        if not answer.get("success"):
+            raise EngineError(f"{shown(self.url)}{path}: {answer.get('message')}")
 
     async def relabel(self, label: str) -> None:
         """Sets another label for the weights that it holds."""

@@ -10,10 +10,11 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from osworld_pipeline.agent.adapters import CONFIG_FILE as ADAPTER_CONFIG_FILE
@@ -22,6 +23,11 @@ from osworld_pipeline.agent.adapters import AdapterCheckpoint, find_adapter, who
 from osworld_pipeline.errors import EngineError, StoreError
 from osworld_pipeline.rollout.engines.safetensors_header import Span, read_header
 
+if TYPE_CHECKING:
+    import torch
+
+Consume = Callable[[Iterable[tuple[str, "torch.Tensor"]]], None]
+"""Sends tensors by name. It blocks, and raises EngineError once a server has failed."""
 MANIFEST_FILE = "manifest.json"
 """As training.manifest writes it."""
 DIGEST_FILE = "weights-digest.json"
@@ -64,6 +70,32 @@ class Adapter:
     """Folder in peft's format."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WeightStream:
+    """Weights that can be sent any number of times."""
+
+    num_bytes: int
+    run: Callable[["Consume"], Awaitable[None]]
+    """Calls its argument with all tensors, in a thread in which they do not change. Raises TransientError if these
+    weights are no longer, or not now, available."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedWeights:
+    """The weights of a trainer after an update, by name instead of by content."""
+
+    name: str
+    """Unique over all runs."""
+    like: Path
+    """A checkpoint folder with tensors of the same names and shapes."""
+    vision: str
+    """Digest of their vision tower, or a unique name if it is trained; empty if there is none."""
+    stream: WeightStream | None = None
+    """None in a program that only samples: another one sends them."""
+    save: Callable[[], Awaitable[Path]] | None = None
+    """Writes them to a folder that this program can read, for a comparison; None as for `stream`. Raises as `run`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Weights:
     """The weights that an engine samples from."""
@@ -76,6 +108,13 @@ class Weights:
     adapter: Adapter | None = None
     checkpoint: Path | None = None
     """Folder that was loaded: `path`, or that of the adapter checkpoint over it."""
+    trained: "TrainedWeights | None" = None
+    """The weights of a running trainer, which are in no folder."""
+
+    @property
+    def source(self) -> "Path | WeightStream | None":
+        """Where a server gets them from; None if this program cannot provide them."""
+        return self.path or (None if self.trained is None else self.trained.stream)
 
     @property
     def name(self) -> str | None:

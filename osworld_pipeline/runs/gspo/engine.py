@@ -2,7 +2,7 @@
 actors that have an engine each."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,13 +14,18 @@ from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.rollout.canary import Generate
+from osworld_pipeline.rollout.engines.http_calls import TransientError
+from osworld_pipeline.rollout.engines.sglang_weights import Consume, TrainedWeights
 from osworld_pipeline.rollout.run_episode import RunEpisode, episode_runner
 from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
 from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint
 from osworld_pipeline.runs.gspo.weights import (
+    Broadcast,
     Handover,
     InMemory,
     InPlace,
+    LoadTrained,
+    LoadWeights,
     ThroughFolder,
     shares_model,
 )
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
     from osworld_pipeline.training.update import GspoTrainer
 
 Result = TypeVar("Result")
+IDLE_TIMEOUT_S = 5.0
+"""How long a transfer outside a handover waits for the trainer's thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +128,13 @@ async def _on_actors(
         async def load(folder: Path, policy_version: int) -> None:
             await actors.load_weights(Weights(folder=folder, policy_version=policy_version))
 
+        async def load_trained(trained: TrainedWeights, policy_version: int) -> None:
+            await actors.load_trained(trained, policy_version=policy_version)
+
         yield PhaseRollouts(
             run_one=actors,
             generate=actors.generate,
-            handover=_through_folder(job, trainer, thread, load),
+            handover=_to_servers(job, trainer, thread, load, load_trained),
             store=TrajectoryStore(job.state),
             renderer=Renderer(trainer.processor),
             utilisation=Utilisation(environments=BusyMeter(max(1, job.servers.num_replicas))),
@@ -143,21 +153,67 @@ def _open_handover(
     async def load(folder: Path, policy_version: int) -> None:
         await session.engine.load_weights(folder, policy_version=policy_version)
 
-    return _through_folder(job, trainer, thread, load)
+    async def load_trained(trained: TrainedWeights, policy_version: int) -> None:
+        from osworld_pipeline.rollout.engines.sglang import SglangEngine
+
+        assert isinstance(session.engine, SglangEngine), "required by engine.weights"
+        await session.engine.load_trained(trained, policy_version=policy_version)
+
+    return _to_servers(job, trainer, thread, load, load_trained)
 
 
-def _through_folder(
+def _to_servers(
     job: GspoJob,
     trainer: "GspoTrainer",
     thread: ThreadPoolExecutor,
-    load: Callable[[Path, int], Awaitable[None]],
+    load: LoadWeights,
+    load_trained: LoadTrained,
 ) -> Handover:
     from osworld_pipeline.training.weights.checkpoint import partials_dir
 
-    async def write(folder: Path) -> None:
-        await in_thread(thread, partial(trainer.save_weights, folder))
+    parent = partials_dir(job.state, job.checkpoint_id)
+    if job.recipe.engine.weights == "folder":
 
-    return ThroughFolder(load, write, partials_dir(job.state, job.checkpoint_id))
+        async def write(folder: Path) -> None:
+            await in_thread(thread, partial(trainer.save_weights, folder))
+
+        return ThroughFolder(load, write, parent)
+
+    async def on_thread(policy_version: int, work: Callable[[], None]) -> None:
+        """Calls the trainer while its weights are those of `policy_version`; does not wait for an update."""
+        await _require_idle(thread)
+
+        def run() -> None:
+            if trainer.num_updates != policy_version:
+                raise TransientError(f"the trainer no longer has the weights of update {policy_version}")
+            work()
+
+        await in_thread(thread, run)
+
+    async def send(policy_version: int, consume: Consume) -> None:
+        await on_thread(policy_version, partial(trainer.send_weights, consume))
+
+    async def save(policy_version: int, folder: Path) -> None:
+        await on_thread(policy_version, partial(trainer.save_weights, folder))
+
+    return Broadcast(
+        load_trained,
+        send,
+        save,
+        like=job.parent_folder,
+        num_bytes=trainer.num_weight_bytes,
+        trains_vision=job.recipe.trainer.train_vision,
+        parent=parent,
+    )
+
+
+async def _require_idle(thread: ThreadPoolExecutor) -> None:
+    """Raises TransientError if the thread is at work: an update may take minutes, and changes the weights."""
+    try:
+        async with asyncio.timeout(IDLE_TIMEOUT_S):
+            await in_thread(thread, lambda: None)
+    except TimeoutError as error:
+        raise TransientError("the trainer is updating the weights", is_busy=True) from error
 
 
 async def in_thread(thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:

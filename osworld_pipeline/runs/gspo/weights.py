@@ -1,20 +1,35 @@
-"""Hands the trainer's weights to the engine that samples: in place, in memory, or through a folder."""
+"""Hands the trainer's weights to the engine that samples: in place, in memory, through a folder, or through
+a process group."""
 
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.rollout.engines.sglang_weights import write_digest
+from osworld_pipeline.rollout.engines.sglang_weights import (
+    Consume,
+    TrainedWeights,
+    WeightStream,
+    vision_digest,
+    write_digest,
+)
 
 ReadWeights = Callable[[], Awaitable[Mapping[str, Any]]]
 """Reads the trainer's weights, or the adapter's factors under LoRA; they do not change before the next update."""
+SaveVersion = Callable[[int, Path], Awaitable[None]]
+"""Writes the weights of a policy version to a folder. Raises as `SendWeights`, and StoreError."""
 WriteWeights = Callable[[Path], Awaitable[None]]
 """Writes the same to a folder. Raises StoreError."""
 LoadWeights = Callable[[Path, int], Awaitable[None]]
 """Loads a folder with its policy version into all engines. Raises EngineError."""
+LoadTrained = Callable[[TrainedWeights, int], Awaitable[None]]
+"""Loads the trainer's weights with their policy version into all engines. Raises EngineError."""
+SendWeights = Callable[[int, Consume], Awaitable[None]]
+"""Sends the trainer's weights. Raises TransientError if they are no longer those of the policy version."""
 PREFIX = "weights-"
 
 
@@ -73,6 +88,50 @@ class ThroughFolder:
         if self._written is not None:
             await asyncio.to_thread(shutil.rmtree, self._written, ignore_errors=True)
         self._written = folder
+
+
+class Broadcast:
+    """Through a process group with the servers; nothing is written. A server that restarts before the next update
+    receives the weights again."""
+
+    def __init__(
+        self,
+        load: LoadTrained,
+        send: SendWeights,
+        save: SaveVersion,
+        *,
+        like: Path,
+        num_bytes: int,
+        trains_vision: bool,
+        parent: Path,
+    ) -> None:
+        """`like`: a checkpoint with tensors of the same names. `parent`: for a folder that is written only if the only
+        server must be compared again."""
+        self._load = load
+        self._send = send
+        self._save = save
+        self._like = like
+        self._num_bytes = num_bytes
+        self._trains_vision = trains_vision
+        self._saved = parent / f"{PREFIX}compared"
+        shutil.rmtree(self._saved, ignore_errors=True)
+
+    async def __call__(self, policy_version: int) -> None:
+        await asyncio.to_thread(shutil.rmtree, self._saved, ignore_errors=True)
+        name = f"sent-{uuid4().hex[:19]}"
+        trained = TrainedWeights(
+            name=name,
+            like=self._like,
+            vision=name if self._trains_vision else await asyncio.to_thread(vision_digest, self._like),
+            stream=WeightStream(num_bytes=self._num_bytes, run=partial(self._send, policy_version)),
+            save=partial(self._saved_once, policy_version),
+        )
+        await self._load(trained, policy_version)
+
+    async def _saved_once(self, policy_version: int) -> Path:
+        if not self._saved.is_dir():
+            await self._save(policy_version, self._saved)
+        return self._saved
 
 
 def shares_model(recipe: Recipe, trainer: Any) -> bool:

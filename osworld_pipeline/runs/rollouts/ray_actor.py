@@ -13,9 +13,10 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult, PolicyEngine
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.rollout.engines.sglang_weights import TrainedWeights
 from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
-from osworld_pipeline.runs.rollouts.session import episode_settings, rollout_session
+from osworld_pipeline.runs.rollouts.session import episode_settings, load_engine, rollout_session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,8 @@ class Weights:
     folder: Path | None
     """A checkpoint that every node can read; None for an engine with weights of its own."""
     policy_version: int = 0
+    trained: TrainedWeights | None = None
+    """Weights that the trainer's program sends to the servers, instead of those in `folder`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,7 @@ class RecipeSession:
             purpose=purpose,
             folder=folder,
             processor=None if folder is None else await asyncio.to_thread(load_processor, folder),
+            trained=weights.trained,
             policy_version=weights.policy_version,
             adapters=self.recipe.trainer.lora,
             engine_token=self.engine_token,
@@ -98,6 +102,8 @@ class RecipeSession:
 
                 async def load_weights(self, weights: Weights) -> None:
                     assert weights.folder is not None, "only a trainer hands over weights"
-                    await session.engine.load_weights(weights.folder, policy_version=weights.policy_version)
+                    await load_engine(
+                        session.engine, weights.folder, weights.trained, policy_version=weights.policy_version
+                    )
 
             yield Session()

@@ -6,7 +6,7 @@ recorded with it.
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,13 +17,14 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError, EnvServerError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult, PolicyEngine
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.rollout.engines.sglang_weights import TrainedWeights
 from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings
 from osworld_pipeline.runs.parity.probe import ParityReport
 from osworld_pipeline.runs.placement import RayShare
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.ray_actor import ActorSession, Opened, RecipeSession, Weights
 from osworld_pipeline.runs.rollouts.ray_pool import SLACK_S, ActorPool, LostActorError, open_pool
-from osworld_pipeline.runs.rollouts.session import episode_settings, probe_servers
+from osworld_pipeline.runs.rollouts.session import ServedWeights, episode_settings, served_weights
 
 OpenWith = Callable[[Weights, str], AbstractAsyncContextManager[ActorSession]]
 """Opens an actor's session with weights and a client id."""
@@ -41,15 +42,14 @@ class RayRollouts:
         *,
         settings: EpisodeSettings,
         engine_name: str,
-        parity: ParityReport | None = None,
+        served: ServedWeights | None = None,
     ) -> None:
+        """`served`: the servers that all actors sample from; None if each actor has an engine of its own."""
         self._pool = pool
         self._open_with = open_with
         self._settings = settings
         self._engine_name = engine_name
-        self.parity = parity
-        """Parity of the servers that all actors sample from; None if they were not probed, or if each actor probes its
-        own engine."""
+        self._served = served
 
     async def __call__(self, task: Task, plan: EpisodePlan) -> Episode:
         """Returns the episode, with lost actors among its earlier faults; after `max_env_attempts` losses the outcome
@@ -78,6 +78,20 @@ class RayRollouts:
             return await self._pool.call(slot, "generate", request, limit_s=limit_s)
         except LostActorError as error:
             raise EngineError(f"rollout actor {slot.index} gave no response: {error}") from error
+
+    @property
+    def parity(self) -> ParityReport | None:
+        """Parity of the servers that all actors sample from; None if they were not probed, or if each actor probes its
+        own engine."""
+        return None if self._served is None else self._served.parity
+
+    async def load_trained(self, trained: TrainedWeights, *, policy_version: int) -> None:
+        """Sends a trainer's weights to the servers, and then lets the actors sample them. Raises EngineError."""
+        assert self._served is not None, "the trainer's weights are sent to servers"
+        await self._served.engine.load_trained(trained, policy_version=policy_version)
+        # The actors cannot send them.
+        received = replace(trained, stream=None, save=None)
+        await self.load_weights(Weights(folder=trained.like, policy_version=policy_version, trained=received))
 
     async def load_weights(self, weights: Weights) -> None:
         """Loads them into every actor, and into actors that start later. Raises EngineError if an actor cannot be
@@ -151,17 +165,6 @@ async def ray_rollouts(
             parity probe.
     """
     require_reachable_engine(recipe)
-    parity = None
-    if engine is None and weights.folder is not None and recipe.engine.kind == "sglang":
-        parity = await probe_servers(
-            recipe,
-            weights.folder,
-            processor,
-            state=state,
-            run=purpose,
-            policy_version=weights.policy_version,
-            token=engine_token,
-        )
     open_with = RecipeSession(
         recipe=recipe,
         state=state,
@@ -171,13 +174,26 @@ async def ray_rollouts(
         engine_token=engine_token,
         engine=engine,
     )
-    async with open_pool(partial(open_with, weights), share, purpose=purpose) as pool:
+    async with AsyncExitStack() as stack:
+        served = None
+        if engine is None and weights.folder is not None and recipe.engine.kind == "sglang":
+            serving = served_weights(
+                recipe,
+                weights.folder,
+                processor,
+                state=state,
+                run=purpose,
+                policy_version=weights.policy_version,
+                token=engine_token,
+            )
+            served = await stack.enter_async_context(serving)
+        pool = await stack.enter_async_context(open_pool(partial(open_with, weights), share, purpose=purpose))
         yield RayRollouts(
             pool,
             open_with,
             settings=episode_settings(recipe, max_turns=max_turns),
             engine_name=recipe.engine.kind if engine is None else engine.name,
-            parity=parity,
+            served=served,
         )
 
 

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from osworld_pipeline.agent.adapters import whole_weights_folder
 from osworld_pipeline.agent.model_inputs import PixelCache
@@ -22,6 +22,7 @@ from osworld_pipeline.protocols import PolicyEngine
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import LoraSection
 from osworld_pipeline.rollout.canary import Generate
+from osworld_pipeline.rollout.engines.sglang_weights import TrainedWeights
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utilisation
 from osworld_pipeline.runs.messages import Report, Warned
@@ -30,6 +31,9 @@ from osworld_pipeline.runs.parity.probe import ParityReport, probe_parity
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.store.trajectories import TrajectoryStore
+
+if TYPE_CHECKING:
+    from osworld_pipeline.rollout.engines.sglang import SglangEngine
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +61,7 @@ async def rollout_session(
     servers: EnvServers,
     purpose: str,
     folder: Path | None = None,
+    trained: TrainedWeights | None = None,
     model: Any = None,
     processor: Any = None,
     policy_version: int = 0,
@@ -71,7 +76,8 @@ async def rollout_session(
     """Opens the session. Checks that the engine and every env server answer, and that the engine samples from the given
     weights. Policy servers that the recipe launches (`engine.launch`) run until the session ends.
 
-    `folder`: a checkpoint that the engine loads; or `model`, from which an engine in this process samples directly. A
+    `folder`: a checkpoint that the engine loads, unless `trained` names weights that the engine's servers receive from
+    the trainer's program; or `model`, from which an engine in this process samples directly. A
     chat engine needs neither, and no processor. `adapters`: the adapters whose factors the engine will receive, if a
     trainer trains them. `engine`: replaces the recipe's engine. `purpose`: see `open_env_client`. `run`: shared by
     sessions that load the same sequence of weights; None for `purpose`. `is_probed`: this run has already probed the
@@ -94,7 +100,7 @@ async def rollout_session(
         client = await stack.enter_async_context(open_env_client(recipe, state, servers, purpose=purpose))
         await engine.health()
         if recipe.engine.kind == "sglang" and folder is not None:
-            await engine.load_weights(folder, policy_version=policy_version)
+            await load_engine(engine, folder, trained, policy_version=policy_version)
         parity = await _probe(recipe, engine, renderer, folder=folder, model=model, is_probed=is_probed, report=report)
         utilisation = Utilisation(environments=BusyMeter(max(1, servers.num_replicas)))
         tools = EpisodeTools(
@@ -161,7 +167,27 @@ def _warn(report: Report | None, message: str) -> None:
         report(Warned(message=message))
 
 
-async def probe_servers(
+async def load_engine(
+    engine: PolicyEngine, folder: Path, trained: TrainedWeights | None, *, policy_version: int
+) -> None:
+    """Loads the weights of `folder`, or waits for `trained` ones. Raises EngineError."""
+    from osworld_pipeline.rollout.engines.sglang import SglangEngine
+
+    if trained is not None and isinstance(engine, SglangEngine):
+        await engine.load_trained(trained, policy_version=policy_version)
+    else:
+        await engine.load_weights(folder, policy_version=policy_version)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedWeights:
+    engine: "SglangEngine"
+    parity: ParityReport | None
+    """None if the recipe disables the probe."""
+
+
+@asynccontextmanager
+async def served_weights(
     recipe: Recipe,
     folder: Path,
     processor: Any,
@@ -170,23 +196,25 @@ async def probe_servers(
     run: str,
     policy_version: int,
     token: str | None,
-) -> ParityReport | None:
+) -> AsyncIterator[ServedWeights]:
     """Loads a checkpoint into the recipe's sglang servers and probes them, for sessions elsewhere with `is_probed` and
-    this `run`. None if the recipe disables the probe.
+    this `run`. The engine can give the servers other weights until the block ends.
 
     Raises:
         EngineError: a server does not answer, or fails the probe; names it.
     """
-    if not recipe.engine.parity_probe:
-        return None
+    from osworld_pipeline.rollout.engines.sglang import SglangEngine
+
     engine = _open_engine(
         recipe, folder=folder, model=None, processor=processor, version=policy_version, cache=None, adapters=None,
         token=token, owner=_owner_of(state, run),
     )  # fmt: skip
+    assert isinstance(engine, SglangEngine), "checked by the caller"
     try:
         await engine.health()
         await engine.load_weights(folder, policy_version=policy_version)
-        return await _probe(recipe, engine, Renderer(processor), folder=folder, model=None)
+        parity = await _probe(recipe, engine, Renderer(processor), folder=folder, model=None)
+        yield ServedWeights(engine=engine, parity=parity)
     finally:
         await engine.close()
 

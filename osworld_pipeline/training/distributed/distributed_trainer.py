@@ -1,7 +1,7 @@
 """A trainer on several ranks: the program calls rank 0, and the others execute the commands that it sends."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,18 @@ from torch.distributed.checkpoint.api import CheckpointException
 from osworld_pipeline.agent.adapters import FOLDER, Base
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory
-from osworld_pipeline.errors import PipelineError, TrainingError
+from osworld_pipeline.errors import EngineError, PipelineError, TrainingError
 from osworld_pipeline.recipes.schema import TrainerSection
 from osworld_pipeline.training.background import Background
 from osworld_pipeline.training.batch import Batch, build_batch
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
-from osworld_pipeline.training.distributed.sharding import gather_trained, gather_weights, host_copies, host_weights
+from osworld_pipeline.training.distributed.sharding import (
+    each_weight,
+    gather_trained,
+    gather_weights,
+    host_copies,
+    host_weights,
+)
 from osworld_pipeline.training.distributed.shared_trajectories import ReadImage, share_trajectories
 from osworld_pipeline.training.micro_batches import MicroBatch, make_micro_batches
 from osworld_pipeline.training.objective.score import device_of, score_trajectories, training_mode
@@ -30,8 +36,8 @@ MODEL_CONFIG_FILE = "config.json"
 
 
 class DistributedTrainer:
-    """Implements protocols.PolicyTrainer. On rank 0 call `update`, `save`, `wait_saved`, `save_weights`, `weights` and
-    `close`; on any other rank call `run_worker`."""
+    """Implements protocols.PolicyTrainer. On rank 0 call `update`, `save`, `wait_saved`, `save_weights`,
+    `send_weights`, `weights` and `close`; on any other rank call `run_worker`."""
 
     def __init__(
         self,
@@ -156,6 +162,28 @@ class DistributedTrainer:
         with self._together("weights"):
             return self._gathered()
 
+    def send_weights(self, consume: Callable[[Iterable[tuple[str, torch.Tensor]]], None]) -> None:
+        """Passes all weights to `consume` on rank 0, gathered tensor by tensor. An EngineError that it raises leaves
+        the trainer as it was, and is raised again."""
+        failed: EngineError | None = None
+        with self._together("send_weights"):
+            weights = each_weight(self.model)
+            if self.process_group.is_main:
+                try:
+                    consume(weights)
+                except EngineError as error:
+                    failed = error
+            for _ in weights:  # the other ranks take part in every gathering
+                pass
+            self.process_group.gather(None)
+        if failed is not None:
+            raise failed
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Size of all weights together."""
+        return sum(param.numel() * param.element_size() for param in self.model.parameters())
+
     def close(self) -> None:
         """Waits for the last checkpoint. Raises StoreError."""
         try:
@@ -174,6 +202,8 @@ class DistributedTrainer:
                 self.save(Path(), {})
             elif command == "save_weights":
                 self.save_weights(Path())
+            elif command == "send_weights":
+                self.send_weights(_refuse)
             elif command == "weights":
                 self.weights()
             else:
@@ -269,6 +299,10 @@ class DistributedTrainer:
                 raise TrainingError(self.process_group.explain(error, command)) from error
             self.process_group.report_error(f"{type(error).__name__}: {error}")
             raise
+
+
+def _refuse(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    raise AssertionError("only rank 0 sends")
 
 
 def _save_share(temp: Path, state: dict[str, torch.Tensor], group: Any) -> None:

@@ -1,6 +1,6 @@
 """FSDP2: the weights are sharded across all ranks and gathered layer by layer during a pass."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -74,6 +74,15 @@ def gather_trained(model: Any, process_group: ProcessGroup) -> dict[str, torch.T
         if process_group.is_main:
             gathered[name] = whole_tensor.cpu()
     return gathered
+
+
+def each_weight(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """All weights by their names in a checkpoint, gathered one after the other. Every rank must exhaust this; it holds
+    one tensor in memory. Tensors of an unsharded model are its own."""
+    names = {name for name, _ in model.named_parameters()} | {name for name, _ in model.named_buffers()}
+    for name, tensor in model.state_dict().items():
+        if name in names:  # tied weights once
+            yield name, whole(_on_mesh(tensor.detach()))
 
 
 def _on_mesh(tensor: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ def test_every_contradiction_can_be_met_and_no_shipped_recipe_meets_one(contradi
         "rollout": {"min_valid_episodes": 99},
         "replay": {"require_verified": True},
         "trainer": {"context_parallel": 2, "lora": object(), "train_vision": True},
-        "engine": {"kind": "openai"},
+        "engine": {"kind": "openai", "weights": "broadcast"},
     }
     sections_ = {name: getattr(recipe, name).model_copy(update=values) for name, values in bad.items()}
     if "max_response_tokens" in contradiction.sentence:

@@ -12,7 +12,7 @@ from sampling_servers import Place, make_adapter, make_other, open_place, recipe
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.runs.parity.probe import ParityReport
-from osworld_pipeline.runs.rollouts.session import probe_servers
+from osworld_pipeline.runs.rollouts.session import served_weights
 from osworld_pipeline.training.model import load_model
 
 
@@ -104,6 +104,7 @@ async def test_an_engine_without_log_probabilities_is_not_probed(place: Place) -
 
 
 async def probe(place: Place, recipe: Recipe) -> ParityReport | None:
-    return await probe_servers(
+    async with served_weights(
         recipe, place.folder, place.processor, state=place.state, run="p", policy_version=0, token=None
-    )
+    ) as served:
+        return served.parity

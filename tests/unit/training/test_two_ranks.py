@@ -106,6 +106,12 @@ def test_two_ranks_give_the_weights_and_losses_of_one(alone: Path, together: Pat
     assert difference(*handed_over) < 1e-5
     ours, theirs = (torch.load(folder.with_name("weights.pt")) for folder in handed_over)
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
+    for folder in handed_over:
+        sent = torch.load(folder.with_name("sent.pt"))
+        if variant != "lora":
+            written = saved_weights(folder)
+            assert sent.keys() == written.keys()
+            assert all(torch.equal(sent[name], tensor) for name, tensor in written.items())
     if variant == "lora":
         assert ours.keys() == theirs.keys()
         assert all(".lora_" in name and ".default." in name for name in ours), "nothing else is gathered"

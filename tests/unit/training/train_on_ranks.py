@@ -97,6 +97,7 @@ def train(process_group: ProcessGroup, model: Path, out: Path, variant: str) -> 
     def reinforce() -> None:
         save(state, gspo, "gspo", gspo.update(rollouts(parent, gspo.processor, 0)))
         gspo.save_weights(out / "weights-0001")
+        gspo.send_weights(lambda weights: torch.save({name: one.clone() for name, one in weights}, out / "sent.pt"))
         torch.save({name: tensor.clone() for name, tensor in gspo.weights().items()}, out / "weights.pt")
 
     run(gspo, process_group, reinforce)
