@@ -1,5 +1,6 @@
 """`python -m benchmarks.bench_weights`: the ways in which the trainer's weights reach real sglang servers on this
-machine's CPU: a shared folder (the baseline), a broadcast to all servers together, and one to each server in turn.
+machine's CPU: a shared folder (the baseline), an upload to a receiver on the servers' machine, a broadcast to all
+servers together, and one to each server in turn.
 
 Prints bytes, the seconds that a handover takes, and how long each server samples nothing. Needs the sglang environment
 (`osworld-pipeline setup sglang`); each round runs every way once, on the same servers, with changed weights.
@@ -9,6 +10,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import socket
 import sys
 import tempfile
 import time
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from benchmarks.processes import started
 from benchmarks.spread import Spread, print_table, show_machine
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.state import StateDir
@@ -39,6 +42,7 @@ from osworld_pipeline.training.update import GspoTrainer
 
 WAYS = {
     "folder": {"weights": "folder"},
+    "upload": {"weights": "upload"},
     "broadcast, together": {"weights": "broadcast", "update_servers": "together"},
     "broadcast, rolling": {"weights": "broadcast", "update_servers": "rolling"},
 }
@@ -106,14 +110,18 @@ async def _measure(place: Path, arguments: argparse.Namespace) -> tuple[int, dic
     )
     measured = {way: Measured() for way in WAYS}
     versions = itertools.count(1)
-    async with launched_servers(recipe, StateDir(place), checkpoint) as launched:
-        for number in range(arguments.rounds + 1):  # the first of each warms up
-            for way, settings in WAYS.items():
-                _change(trainer, seed=next(versions))
-                took_s, paused_s = await _hand_over(place, checkpoint, launched, settings, trainer)
-                if number:
-                    measured[way].handover_s.append(took_s)
-                    measured[way].paused_s += paused_s
+    port = _free_port()
+    receiver = (*(sys.executable, "-m", "osworld_pipeline.cli"), "receive-weights", str(place / "received"))
+    with started((*receiver, "--port", str(port), "--keep", "2"), environment={"ENGINE_TOKEN": ""}):
+        async with launched_servers(recipe, StateDir(place), checkpoint) as launched:
+            launched = _with_port(launched, port)
+            for number in range(arguments.rounds + 1):  # the first of each warms up
+                for way, settings in WAYS.items():
+                    _change(trainer, seed=next(versions))
+                    took_s, paused_s = await _hand_over(place, checkpoint, launched, settings, trainer)
+                    if number:
+                        measured[way].handover_s.append(took_s)
+                        measured[way].paused_s += paused_s
     return trainer.num_weight_bytes, measured
 
 
@@ -126,6 +134,16 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
             "engine.request_timeout_s=600",
         ],
     )
+
+
+def _with_port(recipe: Recipe, port: int) -> Recipe:
+    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"receiver_port": port})})
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _change(trainer: GspoTrainer, *, seed: int) -> None:
@@ -147,7 +165,7 @@ async def _hand_over(
     )
     try:
         await engine.health()
-        handover = _handover_of(place, checkpoint, engine, trainer, is_folder=section.weights == "folder")
+        handover = _handover_of(place, checkpoint, engine, trainer, is_folder=section.weights != "broadcast")
         with _pauses() as pauses:
             start = time.perf_counter()
             await handover(1)

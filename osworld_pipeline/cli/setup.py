@@ -1,4 +1,5 @@
-"""`setup` and `sglang-cpu`: what is installed outside our Python environment, and a server that one of these runs."""
+"""`setup`, `sglang-cpu` and `receive-weights`: what is installed outside our Python environment, and servers on the
+machines of policy servers."""
 
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ _HELP = "; ".join(f"{name}: {purpose}" for name, purpose in {**DEBIAN_PARTS, **E
 def register(app: typer.Typer) -> None:
     app.command()(setup)
     app.command()(sglang_cpu)
+    app.command()(receive_weights)
 
 
 def setup(
@@ -66,3 +68,17 @@ def sglang_cpu(
     more = ["--port", str(port), *(arguments or [])]
     server = cpu_server(environment.absolute(), checkpoint, more, os.environ)
     os.execve(server.arguments[0], server.arguments, {**os.environ, **server.environment})  # noqa: S606 - it becomes sglang
+
+
+def receive_weights(
+    folder: Annotated[Path, typer.Argument(help="Where they are stored: a disk that the sglang servers read.")],
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; beyond loopback, ENGINE_TOKEN must have a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="engine.receiver_port of the recipe; 0: any.")] = 30900,
+    keep: Annotated[int, typer.Option(min=2, help="Number of checkpoints and adapters that stay.")] = 4,
+) -> None:
+    """Take weights over HTTP for the sglang servers of this machine (engine.weights = "upload"), until Ctrl-C."""
+    from osworld_pipeline.policy_servers.receiver import serve, token_from
+
+    serve(folder, host=host, port=port, keep=keep, token=token_from(), say=say)

@@ -79,11 +79,11 @@ CONTRADICTIONS = (
         ),
     ),
     Contradiction(
-        sentence='engine.weights "broadcast" sends weights to sglang servers: it needs engine.kind "sglang"',
-        is_met=lambda recipe: recipe.engine.weights == "broadcast" and recipe.engine.kind != "sglang",
+        sentence='engine.weights "broadcast" and "upload" are for sglang servers: they need engine.kind "sglang"',
+        is_met=lambda recipe: recipe.engine.weights != "folder" and recipe.engine.kind != "sglang",
     ),
     Contradiction(
-        sentence='engine.weights must be "folder" with trainer.lora: sglang servers read adapters from a folder',
+        sentence='engine.weights must not be "broadcast" with trainer.lora: sglang servers read adapters from a folder',
         is_met=lambda recipe: recipe.engine.weights == "broadcast" and recipe.trainer.lora is not None,
     ),
     Contradiction(

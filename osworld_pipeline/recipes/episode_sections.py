@@ -114,10 +114,13 @@ class EngineSection(Section):
     """Base URLs: sglang servers (or one router), or one OpenAI-compatible endpoint ending in /v1."""
     launch: LaunchSection | None = None
     """Servers to launch; absent: sglang servers are at `urls`."""
-    weights: Literal["folder", "broadcast"] = "folder"
+    weights: Literal["folder", "broadcast", "upload"] = "folder"
     """How sglang servers receive weights. `folder`: they read a folder under the same path as this program.
     `broadcast`: this program sends them through a process group, NCCL between GPUs and gloo otherwise; no shared
-    folder is needed, and the trainer's weights are gathered tensor by tensor."""
+    folder is needed, and the trainer's weights are gathered tensor by tensor. `upload`: this program copies a folder
+    to each server's machine, where `osworld-pipeline receive-weights` stores it; adapters, too."""
+    receiver_port: int = Field(default=30900, ge=1, le=65535)
+    """For `upload`: port of the receiver, at the host name of each server."""
     weights_address: str = ""
     """For `broadcast`: this host's address as the servers reach it; empty: the one on the route to them."""
     update_servers: Literal["together", "rolling"] = "together"

@@ -5,7 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import torch
 from sglang_server import SglangProcess, sglang_process
 from transformers import Qwen3VLForConditionalGeneration
+from weights_receiver import TOKEN, receiving
 
 from osworld_pipeline.agent.adapters import Base, is_factor
 from osworld_pipeline.agent.model_inputs import build_model_inputs
@@ -85,10 +86,12 @@ def models(checkpoints: tuple[Path, Path]) -> dict[int, Any]:
 
 @asynccontextmanager
 async def engine_of(
-    url: str, renderer: Renderer, *, owner: str = "test", **settings: Any
+    url: str, renderer: Renderer, *, owner: str = "test", token: str | None = None, **settings: Any
 ) -> AsyncIterator[SglangEngine]:
     section = EngineSection(kind="sglang", urls=(url,), **{"request_timeout_s": 120.0, **settings})
-    engine = SglangEngine(section.urls, renderer=renderer, section=section, vocab_size=VOCAB_SIZE, owner=owner)
+    engine = SglangEngine(
+        section.urls, renderer=renderer, section=section, vocab_size=VOCAB_SIZE, owner=owner, token=token
+    )
     try:
         yield engine
     finally:
@@ -138,7 +141,7 @@ def differences(model: Any, renderer: Renderer, request: GenerateRequest, result
     ]
 
 
-@pytest.mark.parametrize("weights", ["folder", "broadcast"])
+@pytest.mark.parametrize("weights", ["folder", "broadcast", "upload"])
 async def test_log_probabilities_equal_transformers_over_turns_and_weight_updates(
     weights: str,
     server: SglangProcess,
@@ -146,10 +149,18 @@ async def test_log_probabilities_equal_transformers_over_turns_and_weight_update
     renderer: Renderer,
     models: dict[int, Any],
     noise_png: Noise,
+    tmp_path: Path,
 ) -> None:
     worst: dict[int, float] = {}
     num_loads = server.num_loads()
-    async with engine_of(server.url, renderer, weights=weights) as engine:
+    async with AsyncExitStack() as stack:
+        settings: dict[str, Any] = {"weights": weights}
+        if weights == "upload":
+            receiver = stack.enter_context(receiving(tmp_path / "received"))
+            settings["receiver_port"] = receiver.port
+        # The server has no token and ignores the receiver's.
+        token = TOKEN if weights == "upload" else None
+        engine = await stack.enter_async_context(engine_of(server.url, renderer, token=token, **settings))
         await engine.health()
         # The first again at the end: its images were seen under the other weights meanwhile.
         for version in (1, 2, 1):

@@ -8,7 +8,7 @@ import email.utils
 import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any, TypeVar
 
 import httpx
@@ -71,11 +71,21 @@ class JsonClient:
         """
         return await self._call("POST", url, body, timeout_s, wants_object=wants_object)
 
+    async def put(self, url: str, body: AsyncIterable[bytes], *, timeout_s: float) -> dict[str, Any]:
+        """As `post`, for a body of any size."""
+        return await self._call("PUT", url, body, timeout_s)
+
     async def close(self) -> None:
         await self._http.aclose()
 
     async def _call(
-        self, method: str, url: str, body: bytes | None, timeout_s: float, *, wants_object: bool = True
+        self,
+        method: str,
+        url: str,
+        body: bytes | AsyncIterable[bytes] | None,
+        timeout_s: float,
+        *,
+        wants_object: bool = True,
     ) -> dict[str, Any]:
         where = shown(url)
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S))

@@ -38,6 +38,7 @@ from osworld_pipeline.rollout.engines.sglang_messages import (
 )
 from osworld_pipeline.rollout.engines.sglang_newcomers import Compare, Newcomers, Peer, Warn
 from osworld_pipeline.rollout.engines.sglang_server import SglangServer
+from osworld_pipeline.rollout.engines.sglang_upload import Upload
 from osworld_pipeline.rollout.engines.sglang_weights import Label, TrainedWeights, Weights, read_weights
 
 Result = TypeVar("Result")
@@ -310,6 +311,8 @@ class SglangEngine:
         section = self._section
         if section.weights == "folder":
             return FromFolder()
+        if section.weights == "upload":
+            return Upload(self._client, port=section.receiver_port)
         return Broadcaster(
             address=section.weights_address,
             num_expected=lambda: len(self._servers) if section.update_servers == "together" else 1,

@@ -80,12 +80,8 @@ class Admission:
         if label.weights != weights.digest or server.num_failures or label.owner not in ("", self.owner):
             label = await self._hold_whole(server, weights, is_explicit=is_explicit)
         if weights.adapter is not None:
-            if not isinstance(self.load, FromFolder):
-                raise EngineError(
-                    f"{weights.checkpoint} is an adapter, and sglang servers read adapters from a folder: set "
-                    'engine.weights to "folder", or merge the adapter'
-                )
-            await _hold_adapter(server, weights.adapter)
+            folder = await self.load.place(server, weights.adapter.path, weights.adapter.name)
+            await _hold_adapter(server, replace(weights.adapter, path=folder))
         server.last_label, server.owner = str(label), label.owner
         if label.owner == self.owner:
             await sglang_locks.renew_lease(server, self.owner, turn=0)

@@ -100,6 +100,12 @@ class Broadcaster:
             if order in self._orders:  # cancelled before its turn
                 self._orders.remove(order)
 
+    async def place(self, server: SglangServer, folder: Path, name: str) -> Path:
+        raise EngineError(
+            f"{folder} is an adapter, and sglang servers read adapters from a folder: set engine.weights to "
+            '"folder" or "upload", or merge the adapter'
+        )
+
     def limit_s(self, source: Path | WeightStream) -> float:
         """As LoadWeights."""
         num_bytes = _folder_bytes(source) if isinstance(source, Path) else source.num_bytes

@@ -1,4 +1,5 @@
-"""How weights get into an sglang server: it reads them from a folder, or `sglang_broadcast` sends them."""
+"""How weights get into an sglang server: it reads them from a folder that it shares with this program, or to
+which `sglang_upload` has copied them, or `sglang_broadcast` sends them."""
 
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +17,14 @@ class LoadWeights(Protocol):
         """Raises TransientError, EngineError: loading failed, and the weights that the server holds are unknown."""
         ...
 
+    async def place(self, server: SglangServer, folder: Path, name: str) -> Path:
+        """The path under which the server can read an adapter's folder. `name`: that of its content.
+
+        Raises:
+            TransientError, EngineError: the server cannot read it.
+        """
+        ...
+
     def limit_s(self, source: Path | WeightStream) -> float:
         """How long a load may take, during which no other program loads weights into the server."""
         ...
@@ -30,6 +39,9 @@ class FromFolder:
         if not isinstance(source, Path):
             raise EngineError('weights in no folder can only be sent: set engine.weights to "broadcast"')
         await server.load_weights(source, label)
+
+    async def place(self, server: SglangServer, folder: Path, name: str) -> Path:
+        return folder
 
     def limit_s(self, source: Path | WeightStream) -> float:
         # The server answers no other program during a load, so that the lock cannot expire in one.

@@ -172,7 +172,7 @@ def _to_servers(
     from osworld_pipeline.training.weights.checkpoint import partials_dir
 
     parent = partials_dir(job.state, job.checkpoint_id)
-    if job.recipe.engine.weights == "folder":
+    if job.recipe.engine.weights != "broadcast":
 
         async def write(folder: Path) -> None:
             await in_thread(thread, partial(trainer.save_weights, folder))

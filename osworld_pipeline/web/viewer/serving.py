@@ -1,17 +1,16 @@
 """Run the viewer until it is stopped."""
 
-import signal
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import uvicorn
 
 from osworld_pipeline.web.viewer.app import create_app
 from osworld_pipeline.web.viewer.settings import ViewerError, ViewerSettings, need_token
 from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config
+from osworld_pipeline.wire.interruptible import InterruptibleServer
 from osworld_pipeline.wire.listening import listen_on, url_of
 
 SHUTDOWN_GRACE_S = 2
@@ -60,25 +59,4 @@ def make_server(settings: ViewerSettings, ready: Callable[[], None] = lambda: No
         slow_client_s=settings.slow_client_s,
         keep_alive_s=settings.slow_client_s,
     )
-    return _Server(bounded_config(create_app(settings), limits, shutdown_grace_s=SHUTDOWN_GRACE_S), ready)
-
-
-class _Server(uvicorn.Server):
-    """SIGINT ends it without a traceback; uvicorn's own server raises the signal again after the shutdown."""
-
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._ready = ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
-
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    return InterruptibleServer(bounded_config(create_app(settings), limits, shutdown_grace_s=SHUTDOWN_GRACE_S), ready)
