@@ -32,6 +32,7 @@ from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
+from osworld_pipeline.rollout.engines.sglang_broadcast import INCOMPLETE
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.rollout.engines.transformers_weights import read_weights
 from osworld_pipeline.runs.parent import die_with_parent
@@ -78,6 +79,8 @@ class Policy:
         self._loading = threading.Lock()
         self._group: Any = None
         self._is_in_update = False
+        self._cover = ""
+        """The label during a transfer."""
         self._sessions: dict[str, float] = {}
         """Monotonic times at which they expire."""
 
@@ -85,14 +88,17 @@ class Policy:
         if path == "/model_info":
             return {
                 "model_path": self.path,
-                "weight_version": self._label(self._engine.policy_version),
+                "weight_version": self._cover or self._label(self._engine.policy_version),
                 "has_image_understanding": True,
                 "model_type": "qwen3_vl",
             }
         if path == "/update_weights_from_disk":
             return self._load(Path(body["model_path"]), body["weight_version"])
         if path == "/update_weight_version":
-            self._labels[self._engine.policy_version] = body["new_version"]
+            # Tokens that were sampled before keep their label.
+            self._cover = body["new_version"] if body["new_version"].startswith(INCOMPLETE) else ""
+            if not self._cover:
+                self._labels[self._engine.policy_version] = body["new_version"]
             return {"success": True}
         if path == "/server_info":
             return {"tp_size": 1, "pp_size": 1, "dp_size": 1}
@@ -151,9 +157,9 @@ class Policy:
         with self._loading:
             assert received.keys() <= self._weights.keys()
             self._weights = self._weights | received
-            if label := body.get("weight_version"):
+            if body["flush_cache"]:  # the last bucket
                 version = len(self._labels)
-                self._labels[version] = label
+                self._labels[version] = self._cover
                 self._run(self._engine.load_state(self._weights, policy_version=version))
 
     def _load(self, folder: Path, label: str) -> dict[str, Any]:

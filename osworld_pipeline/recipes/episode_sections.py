@@ -126,6 +126,10 @@ class EngineSection(Section):
     update_servers: Literal["together", "rolling"] = "together"
     """Whether all sglang servers receive new weights at the same time, or one after the other while the rest
     sample."""
+    running_responses: Literal["keep", "abort", "wait"] = "keep"
+    """What happens to half-done responses when an sglang server receives new weights. `keep`: they keep their tokens
+    and continue with the new weights, each token with its policy version; `abort`: they are sampled anew; `wait`: the
+    update waits for those of this program, at most `request_timeout_s`, while its new requests wait for the update."""
     model: str = ""
     """The model's name at an OpenAI-compatible endpoint."""
     max_batch: int = Field(default=16, ge=1)

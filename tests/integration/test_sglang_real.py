@@ -320,6 +320,26 @@ async def test_four_engines_in_two_processes_load_each_set_of_weights_once(
     assert server.num_loads() - before == len(order)
 
 
+@pytest.mark.parametrize("responses", ["abort", "wait"])
+async def test_a_half_done_response_is_sampled_anew_or_awaited(
+    responses: str, server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer, noise_png: Noise
+) -> None:
+    async with engine_of(server.url, renderer, running_responses=responses, weights="broadcast") as engine:
+        await engine.load_weights(checkpoints[0], policy_version=1)
+        asked = asyncio.create_task(
+            engine.generate(Conversation(renderer, noise_png, 51).ask(temperature=0.0, max_new_tokens=1000))
+        )
+        await asyncio.sleep(1.5)
+        assert not asked.done(), "the response was over before the update: ask for more tokens"
+        loading = asyncio.create_task(engine.load_weights(checkpoints[1], policy_version=2))
+        await asyncio.sleep(0.2)
+        late = asyncio.create_task(engine.generate(Conversation(renderer, noise_png, 52).ask()))
+        results = [await asked, await late]
+        await loading
+    assert [result.policy_versions for result in results] == [(), ()], "no response mixes two sets of weights"
+    assert [result.policy_version for result in results] == [2 if responses == "abort" else 1, 2]
+
+
 @pytest.mark.parametrize("weights", ["folder", "broadcast"])
 async def test_a_half_done_response_survives_an_update_token_by_token(
     weights: str,

@@ -13,7 +13,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -77,7 +77,7 @@ class SglangEngine:
         self._renderer = renderer
         self._section = section
         self._client = JsonClient(token=token, transport=transport)
-        self._servers = [SglangServer(url=url.strip().rstrip("/"), client=self._client) for url in urls]
+        self._servers = [self._server(url.strip().rstrip("/")) for url in urls]
         self._banned_ids = frozenset(renderer.banned_ids(vocab_size))
         self._admission = Admission(
             renderer=renderer,
@@ -220,10 +220,11 @@ class SglangEngine:
     ) -> tuple[dict[str, Any], GenerateResult]:
         """The raw and the parsed answer of a server that holds the weights."""
         try:
-            weights = self._weights_of(server)
-            if weights.adapter is not None:
-                body = with_adapter(body, weights.adapter.name)
-            answer = await server.generate(body, timeout_s=timeout_s)
+            async with server.gate.passing():
+                weights = self._weights_of(server)
+                if weights.adapter is not None:
+                    body = with_adapter(body, weights.adapter.name)
+                answer = await server.generate(body, timeout_s=timeout_s)
             if "weight_versions" not in (answer.get("meta_info") or {}) and server.held != weights.name:
                 raise TransientError(f"{shown(server.url)} does not report which weights sampled which token")
             return answer, await self._read(answer, request, weights)
@@ -307,6 +308,10 @@ class SglangEngine:
             await self._admission.hold(server, weights, is_explicit=False, timeout_s=timeout_s)
         self._start_renewals()
 
+    def _server(self, url: str) -> SglangServer:
+        mode = "abort" if self._section.running_responses == "abort" else "retract"
+        return SglangServer(url=url, client=self._client, pause_mode=mode)
+
     def _open_loader(self) -> LoadWeights:
         section = self._section
         if section.weights == "folder":
@@ -334,7 +339,7 @@ class SglangEngine:
             self._servers = [
                 fresh
                 for server, urls in zip(self._servers, behind, strict=True)
-                for fresh in ([SglangServer(url=url, client=self._client) for url in urls] or [server])
+                for fresh in ([self._server(url) for url in urls] or [server])
             ]
             self._is_expanded = True
 
@@ -421,9 +426,11 @@ class SglangEngine:
         async with server.lock:
             if server.held == weights.name:
                 return
+            timeout_s = self._section.request_timeout_s
+            waits = self._section.running_responses == "wait"
             try:
-                timeout_s = self._section.request_timeout_s
-                await self._admission.hold(server, weights, is_explicit=True, timeout_s=timeout_s)
+                async with server.gate.closed(limit_s=timeout_s) if waits else nullcontext():
+                    await self._admission.hold(server, weights, is_explicit=True, timeout_s=timeout_s)
             except EngineError as error:
                 server.failed(error)
                 raise

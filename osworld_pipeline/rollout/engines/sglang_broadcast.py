@@ -1,8 +1,8 @@
 """Sends weights to sglang servers over the network, without a folder that both sides see.
 
 Client and servers form a process group for one transfer (`update_group`), and the client broadcasts the weights bucket
-by bucket. A server is paused meanwhile: sampled tokens are kept, and sampling continues with the new weights. From the
-first bucket to the last its label names no weights, so that no engine samples from a server whose transfer was cut off.
+by bucket. A server is paused meanwhile: sampled tokens are kept, and sampling continues with the new weights. During a
+transfer its label names no weights, so that no engine samples from a server whose transfer was cut off.
 """
 
 import asyncio
@@ -165,28 +165,38 @@ async def _transfer(batch: Sequence[_Order], address: str) -> None:
     sizes = await asyncio.gather(*(server.num_ranks() for server in servers))
     sender = _Sender(
         servers=dict(zip(servers, sizes, strict=True)),
-        label=label,
         address=address or await asyncio.to_thread(_address_towards, servers[0].url),
         loop=asyncio.get_running_loop(),
     )
-    limit_s = transfer_limit_s(stream.num_bytes)
+    limit_s, ended = transfer_limit_s(stream.num_bytes), set[SglangServer]()
     try:
         async with asyncio.timeout(limit_s), AsyncExitStack() as prepared:
             for server in servers:
                 prepared.push_async_callback(_shielded, server.continue_generation)
                 await server.pause_generation()
                 await server.relabel(f"{INCOMPLETE}{uuid4().hex[:8]}")
-                prepared.push_async_callback(_shielded, server.end_update)
                 await server.begin_update()
+                prepared.push_async_callback(_end_update, server, ended)
             prepared.push_async_callback(_shielded, sender.close)
             await stream.run(sender.send)
+            await sender.close()
+            for server in servers:
+                ended.add(server)
+                await server.end_update()
+                await server.relabel(label)
     except TimeoutError as error:
         raise TransientError(f"{stream.num_bytes / 1e9:.1f} GB were not sent within {limit_s:.0f} s") from error
 
 
+async def _end_update(server: SglangServer, ended: set[SglangServer]) -> None:
+    """After a transfer that failed."""
+    if server not in ended:
+        await _shielded(server.end_update)
+
+
 async def _shielded(call: Callable[[], Awaitable[None]]) -> None:
-    """A cancelled caller must not leave a server paused. An error here either follows one that is already raised, or
-    the next request to the server raises it again."""
+    """A cancelled caller must not leave a server paused. An error here is not raised: the next request to the server
+    meets it again."""
     with suppress(EngineError):
         await asyncio.shield(asyncio.ensure_future(call()))
 
@@ -197,7 +207,6 @@ class _Sender:
 
     servers: Mapping[SglangServer, int]
     """With the number of ranks of each."""
-    label: str
     address: str
     loop: asyncio.AbstractEventLoop
     _group: "UpdateGroup | None" = None
@@ -242,7 +251,6 @@ class _Sender:
                 "group_name": group.name,
                 "load_format": "flattened_bucket",
                 "flush_cache": is_last,
-                **({"weight_version": self.label} if is_last else {}),
             }
             calls = self._post("/update_weights_from_distributed", dict.fromkeys(self.servers, body))
             with _explained(calls):

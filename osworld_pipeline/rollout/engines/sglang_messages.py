@@ -99,7 +99,9 @@ def read_answer(
     reason = (meta.get("finish_reason") or {}).get("type")
     if reason not in ("stop", "length"):
         message = (meta.get("finish_reason") or {}).get("message") or "no reason given"
-        raise TransientError(f"the server ended the request early ({reason}: {str(message)[:200]})")
+        # Also while the weights of a server change (engine.running_responses), which is no fault of it.
+        is_busy = reason == "abort"
+        raise TransientError(f"the server ended the request early ({reason}: {str(message)[:200]})", is_busy=is_busy)
     logprobs = _logprobs(meta, token_ids)
     _check_prompt(answer, meta, request)
     token_versions = _policy_versions(meta, len(token_ids), versions)

@@ -3,10 +3,11 @@
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -44,10 +45,50 @@ class Standing:
         self.num_tries += 1
 
 
+class Gate:
+    """Lets this program's requests to a server through, except while weights are loaded that no response may mix with
+    others."""
+
+    def __init__(self) -> None:
+        self._opened, self._quiet = asyncio.Event(), asyncio.Event()
+        self._num_inside = 0
+        self._opened.set()
+        self._quiet.set()
+
+    @asynccontextmanager
+    async def passing(self) -> AsyncIterator[None]:
+        """For one request; waits while the gate is closed."""
+        await self._opened.wait()
+        self._num_inside += 1
+        self._quiet.clear()
+        try:
+            yield
+        finally:
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._quiet.set()
+
+    @asynccontextmanager
+    async def closed(self, *, limit_s: float) -> AsyncIterator[None]:
+        """Waits for the requests inside, at most `limit_s`, and keeps others out during the block."""
+        self._opened.clear()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await self._quiet.wait()
+            yield
+        finally:
+            self._opened.set()
+
+
 @dataclass(kw_only=True, eq=False)
 class SglangServer:
     url: str
     client: JsonClient
+    pause_mode: Literal["retract", "abort"] = "retract"
+    """What a pause does to running requests: `retract` keeps their tokens, and `abort` ends them. sglang's `in_place`
+    would reuse keys and values of the old weights."""
+    gate: Gate = field(default_factory=Gate)
     held: str | None = None
     """Name of the weights that it is known to hold; None if unknown, and then it is not sampled from."""
     last_label: str | None = None
@@ -108,7 +149,7 @@ class SglangServer:
         return info
 
     async def load_weights(self, path: Path, label: str) -> None:
-        """Loads weights from disk under a label, between two tokens of running requests: sampled tokens are kept, and
+        """Loads weights from disk under a label, between two tokens of running requests. Where their tokens are kept,
         sampling continues with the new weights over a recomputed cache.
 
         Raises:
@@ -132,9 +173,7 @@ class SglangServer:
             raise EngineError(f"the weights at {path} were not loaded: {shown(self.url)}: {answer.get('message')}")
 
     async def pause_generation(self) -> None:
-        """Sampled tokens of running requests are kept."""
-        # `in_place` would reuse keys and values of the old weights.
-        await self._control("/pause_generation", {"mode": "retract"})
+        await self._control("/pause_generation", {"mode": self.pause_mode})
 
     async def num_ranks(self) -> int:
         """Processes that hold its weights.
@@ -147,13 +186,13 @@ class SglangServer:
             sizes = {name: int(info[name]) for name in ("tp_size", "pp_size", "dp_size")}
         except (KeyError, TypeError, ValueError) as error:
             raise EngineError(f"{shown(self.url)}/server_info does not report its number of ranks ({error})") from error
-        if sizes["dp_size"] != 1:
+        if sizes["dp_size"] != 1 or sizes["pp_size"] != 1:
             raise EngineError(
-                f"the sglang server at {shown(self.url)} runs with --dp-size {sizes['dp_size']}, and such servers "
-                "receive no weights over the network: start one server for each replica, or set "
-                'engine.weights to "folder"'
+                f"the sglang server at {shown(self.url)} runs with --dp-size {sizes['dp_size']} and --pp-size "
+                f"{sizes['pp_size']}, and only one with 1 for both can receive a broadcast: start one server for each "
+                'replica, or set engine.weights to "upload" or "folder"'
             )
-        return sizes["tp_size"] * sizes["pp_size"]
+        return sizes["tp_size"]
 
     async def begin_update(self) -> None:
         """Prepares it to receive weights; ends the update of a killed program first."""

@@ -26,6 +26,7 @@ from osworld_pipeline.rollout.engines import sglang_broadcast
 from osworld_pipeline.rollout.engines.http_calls import TransientError
 from osworld_pipeline.rollout.engines.sglang import SglangEngine
 from osworld_pipeline.rollout.engines.sglang_newcomers import Peer
+from osworld_pipeline.rollout.engines.sglang_server import Gate
 from osworld_pipeline.rollout.engines.sglang_weights import Consume, TrainedWeights, WeightStream
 from osworld_pipeline.rollout.engines.update_group import Bucket, Packer, UpdateGroup, read_weights_of
 from osworld_pipeline.runs.placement import RayShare
@@ -158,6 +159,50 @@ async def test_rolling_updates_leave_the_other_server_to_sample(
         await engine.load_trained(trained(model, other_folder, "sent-rolls", run), policy_version=2)
         assert {result.policy_version for result in await sampled(engine, renderer)} == {2}
     assert versions == [{1}, {2}], "one transfer for each server, and the other one samples meanwhile"
+
+
+@pytest.mark.parametrize("responses", ["keep", "wait"])
+async def test_a_half_done_response_mixes_weights_unless_the_update_waits_for_it(
+    responses: str, servers: tuple[Server, Server], renderer: Renderer, tiny_folder: Path, other_folder: Path
+) -> None:
+    async with engine_of(
+        renderer, servers[0], owner=f"half-{responses}", running_responses=responses, request_timeout_s=60.0
+    ) as engine:
+        await engine.load_weights(tiny_folder, policy_version=1)
+        request = text_request(renderer, temperature=0.0, max_new_tokens=1000, top_p=1.0, stop=())
+        asked = asyncio.create_task(engine.generate(request))
+        await asyncio.sleep(0.5)
+        assert not asked.done(), "the response was over before the update: ask for more tokens"
+        await engine.load_weights(other_folder, policy_version=2)
+        result = await asked
+    assert set(result.policy_versions) == ({1, 2} if responses == "keep" else set())
+    assert result.policy_version == 1
+
+
+async def test_a_gate_lets_nothing_pass_while_it_is_closed_and_waits_for_what_is_inside() -> None:
+    gate, order = Gate(), []
+
+    async def request(name: str, seconds: float) -> None:
+        async with gate.passing():
+            await asyncio.sleep(seconds)
+            order.append(name)
+
+    running = [asyncio.create_task(request("first", 0.05)), asyncio.create_task(request("second", 0.1))]
+    await asyncio.sleep(0)
+    async with gate.closed(limit_s=5.0):
+        late = asyncio.create_task(request("late", 0.0))
+        await asyncio.sleep(0.05)
+        order.append("load")
+    await asyncio.gather(*running, late)
+    assert order == ["first", "second", "load", "late"]
+
+
+async def test_a_gate_waits_no_longer_than_its_limit() -> None:
+    gate = Gate()
+    async with gate.passing(), asyncio.timeout(5), gate.closed(limit_s=0.05):
+        pass
+    async with gate.passing():
+        pass
 
 
 async def test_a_server_killed_in_a_transfer_is_left_out_and_gets_the_weights_when_it_is_back(
