@@ -112,9 +112,12 @@ class UpdateGroup:
         Raises:
             EngineError: a rank did not join in time.
         """
+        backend = backend_for(device)
+        # NCCL ends the whole program at its own time limit; `broadcast` stops earlier.
+        timeout = self._timeout if backend == "gloo" else 4 * self._timeout
         try:
             self._group = _new_group(
-                self._store, self.name, backend=backend_for(device), world_size=self._world_size, timeout=self._timeout
+                self._store, self.name, backend=backend, world_size=self._world_size, timeout=timeout
             )
         except RuntimeError as error:
             raise EngineError(f"not all ranks of the policy servers have joined: {_first(error)}") from error
