@@ -98,7 +98,7 @@ bench-cluster: setup-test ## 100,000 episodes of an evaluation on Ray actors ove
 bench-viewer: setup-test ## the trajectory viewer in Chromium over 100,000 episodes: opening, filtering, stepping
 	@$(BIN)/python -m benchmarks.bench_viewer
 
-bench-weights: setup-python ## how the trainer's weights reach real sglang servers on a CPU: folder or broadcast; creates their environment first
+bench-weights: setup-python ## how the trainer's weights reach real sglang servers on a CPU: folder, upload or broadcast; creates their environment first
 	@$(BIN)/osworld-pipeline setup sglang
 	@$(BIN)/python -m benchmarks.bench_weights
 

@@ -75,10 +75,14 @@ def receive_weights(
     host: Annotated[
         str, typer.Option(help="Address to listen on; beyond loopback, ENGINE_TOKEN must have a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="engine.receiver_port of the recipe; 0: any.")] = 30900,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Default: that of engine.receiver_port; 0: any.")
+    ] = None,
     keep: Annotated[int, typer.Option(min=2, help="Number of checkpoints and adapters that stay.")] = 4,
 ) -> None:
     """Take weights over HTTP for the sglang servers of this machine (engine.weights = "upload"), until Ctrl-C."""
     from osworld_pipeline.policy_servers.receiver import serve, token_from
+    from osworld_pipeline.recipes.schema import EngineSection
 
+    port = EngineSection().receiver_port if port is None else port
     serve(folder, host=host, port=port, keep=keep, token=token_from(), say=say)

@@ -11,12 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from osworld_pipeline.atomic_io import sync_path
 from osworld_pipeline.errors import EngineError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+_-]{0,99}")
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.safetensors|config\.json|adapter_config\.json")
 INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\.safetensors\.index\.json")
 INCOMING = ".incoming-"
+MARK = ".received-weights"
+"""A file in the root: only a folder that a receiver created is cleaned."""
 ABANDONED_S = 3600.0
 """An upload that has received nothing for this time is removed."""
 
@@ -35,10 +38,17 @@ class ReceivedWeights:
         """Creates the root, and removes what a killed receiver left incomplete.
 
         Raises:
-            EngineError: nothing can be written there.
+            EngineError: nothing can be written there, or it has files of others, which must not be removed.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            if not (self.root / MARK).exists():
+                if any(self.root.iterdir()):
+                    raise EngineError(
+                        f"{self.root} has files that no receiver wrote, and old weights are removed there: name an "
+                        "empty or a new folder"
+                    )
+                (self.root / MARK).touch()
             for folder in self.root.glob(f"{INCOMING}*"):
                 shutil.rmtree(folder)
         except OSError as error:
@@ -64,11 +74,15 @@ class ReceivedWeights:
         path = folder / _checked(pattern, file_name)
         folder.mkdir(exist_ok=True)
         checksum = 0
-        with path.open("wb") as file:
-            async for chunk in chunks:
-                # Neither is worth a thread: a chunk has some 64 KB, and the kernel writes it later.
-                checksum = zlib.crc32(chunk, checksum)
-                file.write(chunk)
+        try:
+            with path.open("wb") as file:
+                async for chunk in chunks:
+                    # Neither is worth a thread: a chunk has some 64 KB, and the kernel writes it later.
+                    checksum = zlib.crc32(chunk, checksum)
+                    file.write(chunk)
+        except BaseException:  # the client has gone, or the disk is full
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
         return checksum
 
     def complete(self, name: str, upload: str, files: Mapping[str, int]) -> Path:
@@ -83,12 +97,12 @@ class ReceivedWeights:
             shutil.rmtree(folder, ignore_errors=True)
             raise RefusedError(f"the upload {upload} has the files {found}, and {dict(files)} were announced")
         for path in folder.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync_path(path)
         if target.is_dir():  # another program was faster
             shutil.rmtree(folder)
         else:
             folder.rename(target)
+            sync_path(self.root)
         os.utime(target)
         self._remove_old(target)
         return target.resolve()

@@ -31,7 +31,6 @@ from osworld_pipeline.wire.cross_site import is_from_here, is_loopback
 from osworld_pipeline.wire.interruptible import InterruptibleServer
 from osworld_pipeline.wire.listening import listen_on, url_of
 
-DEFAULT_PORT = 30900
 TOKEN_VARIABLE = "ENGINE_TOKEN"  # noqa: S105 - the variable's name, not a token
 MAX_FILE_BYTES = 1 << 40
 MAX_MESSAGE_BYTES = 1 << 20
@@ -122,7 +121,7 @@ def _guarded(app: ASGIApp, secret: Secret | None) -> ASGIApp:
             message = "the token is missing or wrong" if secret else "only programs of this machine are answered"
             refusal = JSONResponse({"error": {"message": message}}, status_code=401, headers={"Connection": "close"})
             await refusal(scope, receive, send)
-        elif not limits.allows(headers) and scope["method"] != "PUT":
+        elif not limits.allows(headers):
             refusal = JSONResponse({"error": {"message": limits.too_large}}, status_code=413)
             await refusal(scope, receive, send)
         else:
@@ -131,5 +130,5 @@ def _guarded(app: ASGIApp, secret: Secret | None) -> ASGIApp:
     return guarded
 
 
-def token_from(environment: Mapping[str, str] | None = None) -> str | None:
-    return (os.environ if environment is None else environment).get(TOKEN_VARIABLE) or None
+def token_from() -> str | None:
+    return os.environ.get(TOKEN_VARIABLE) or None

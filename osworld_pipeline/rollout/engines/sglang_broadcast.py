@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from uuid import uuid4
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.rollout.engines.http_calls import MissingError, TransientError, shown
 from osworld_pipeline.rollout.engines.sglang_server import SglangServer
-from osworld_pipeline.rollout.engines.sglang_weights import WEIGHTS, Consume, WeightStream
+from osworld_pipeline.rollout.engines.sglang_weights import Consume, WeightStream, weight_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -49,11 +49,7 @@ def folder_stream(folder: Path) -> WeightStream:
     async def run(consume: Consume) -> None:
         await asyncio.to_thread(read, consume)
 
-    return WeightStream(num_bytes=_folder_bytes(folder), run=run)
-
-
-def _folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob(WEIGHTS))
+    return WeightStream(num_bytes=weight_bytes(folder), run=run)
 
 
 def transfer_limit_s(num_bytes: int) -> float:
@@ -108,7 +104,7 @@ class Broadcaster:
 
     def limit_s(self, source: Path | WeightStream) -> float:
         """As LoadWeights."""
-        num_bytes = _folder_bytes(source) if isinstance(source, Path) else source.num_bytes
+        num_bytes = weight_bytes(source) if isinstance(source, Path) else source.num_bytes
         return transfer_limit_s(num_bytes) + WINDOW_S + STEP_TIMEOUT_S
 
     async def close(self) -> None:
@@ -168,37 +164,48 @@ async def _transfer(batch: Sequence[_Order], address: str) -> None:
         address=address or await asyncio.to_thread(_address_towards, servers[0].url),
         loop=asyncio.get_running_loop(),
     )
-    limit_s, ended = transfer_limit_s(stream.num_bytes), set[SglangServer]()
+    limit_s = transfer_limit_s(stream.num_bytes)
     try:
-        async with asyncio.timeout(limit_s), AsyncExitStack() as prepared:
-            for server in servers:
-                prepared.push_async_callback(_shielded, server.continue_generation)
-                await server.pause_generation()
-                await server.relabel(f"{INCOMPLETE}{uuid4().hex[:8]}")
-                await server.begin_update()
-                prepared.push_async_callback(_end_update, server, ended)
-            prepared.push_async_callback(_shielded, sender.close)
-            await stream.run(sender.send)
-            await sender.close()
-            for server in servers:
-                ended.add(server)
-                await server.end_update()
-                await server.relabel(label)
+        async with asyncio.timeout(limit_s):
+            await _send(stream, servers, sender, label)
     except TimeoutError as error:
         raise TransientError(f"{stream.num_bytes / 1e9:.1f} GB were not sent within {limit_s:.0f} s") from error
 
 
-async def _end_update(server: SglangServer, ended: set[SglangServer]) -> None:
-    """After a transfer that failed."""
-    if server not in ended:
-        await _shielded(server.end_update)
+async def _send(stream: WeightStream, servers: Sequence[SglangServer], sender: "_Sender", label: str) -> None:
+    async def prepare(server: SglangServer) -> None:
+        await server.pause_generation()
+        await server.relabel(f"{INCOMPLETE}{uuid4().hex[:8]}")
+        await server.begin_update()
+
+    async def complete(server: SglangServer) -> None:
+        await server.end_update()
+        await server.relabel(label)
+        await server.continue_generation()
+
+    async def give_up(server: SglangServer) -> None:
+        for call in (server.end_update, server.continue_generation):
+            with suppress(EngineError):  # the error that led here is raised
+                await call()
+
+    try:
+        await _each(prepare, servers)
+        await stream.run(sender.send)
+        await sender.close()
+        await _each(complete, servers)
+    except BaseException:
+        # Shielded: a cancelled caller must not leave a server paused.
+        await asyncio.shield(asyncio.ensure_future(sender.close()))
+        await asyncio.shield(asyncio.ensure_future(_each(give_up, servers)))
+        raise
 
 
-async def _shielded(call: Callable[[], Awaitable[None]]) -> None:
-    """A cancelled caller must not leave a server paused. An error here is not raised: the next request to the server
-    meets it again."""
-    with suppress(EngineError):
-        await asyncio.shield(asyncio.ensure_future(call()))
+async def _each(call: Callable[[SglangServer], Awaitable[None]], servers: Sequence[SglangServer]) -> None:
+    """Raises the first error once all calls have ended."""
+    results = await asyncio.gather(*(call(server) for server in servers), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
 
 
 @dataclass(kw_only=True, eq=False)

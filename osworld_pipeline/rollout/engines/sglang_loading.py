@@ -4,7 +4,6 @@ which `sglang_upload` has copied them, or `sglang_broadcast` sends them."""
 from pathlib import Path
 from typing import Protocol
 
-from osworld_pipeline.errors import EngineError
 from osworld_pipeline.rollout.engines import sglang_locks
 from osworld_pipeline.rollout.engines.sglang_server import SglangServer
 from osworld_pipeline.rollout.engines.sglang_weights import WeightStream
@@ -36,8 +35,7 @@ class FromFolder:
     """The server reads a folder that it sees under the same path."""
 
     async def __call__(self, server: SglangServer, source: Path | WeightStream, label: str) -> None:
-        if not isinstance(source, Path):
-            raise EngineError('weights in no folder can only be sent: set engine.weights to "broadcast"')
+        assert isinstance(source, Path), "the trainer writes a folder"
         await server.load_weights(source, label)
 
     async def place(self, server: SglangServer, folder: Path, name: str) -> Path:

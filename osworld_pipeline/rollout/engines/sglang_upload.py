@@ -14,7 +14,7 @@ import orjson
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.rollout.engines.http_calls import JsonClient, TransientError, shown
 from osworld_pipeline.rollout.engines.sglang_server import CONTROL_TIMEOUT_S, SglangServer
-from osworld_pipeline.rollout.engines.sglang_weights import WEIGHTS, Label, WeightStream
+from osworld_pipeline.rollout.engines.sglang_weights import WEIGHTS, Label, WeightStream, weight_bytes
 
 OTHER_FILES = ("config.json", "adapter_config.json", "*.safetensors.index.json")
 CHUNK_BYTES = 4 << 20
@@ -51,7 +51,7 @@ class Upload:
     def limit_s(self, source: Path | WeightStream) -> float:
         """As LoadWeights."""
         assert isinstance(source, Path), "the trainer writes a folder"
-        return 2 * CONTROL_TIMEOUT_S + sum(path.stat().st_size for path in source.glob(WEIGHTS)) / LEAST_RATE
+        return 2 * CONTROL_TIMEOUT_S + weight_bytes(source) / LEAST_RATE
 
     async def close(self) -> None: ...
 

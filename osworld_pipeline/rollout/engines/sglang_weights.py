@@ -75,7 +75,7 @@ class WeightStream:
     """Weights that can be sent any number of times."""
 
     num_bytes: int
-    run: Callable[["Consume"], Awaitable[None]]
+    run: Callable[[Consume], Awaitable[None]]
     """Calls its argument with all tensors, in a thread in which they do not change. Raises TransientError if these
     weights are no longer, or not now, available."""
 
@@ -108,11 +108,11 @@ class Weights:
     adapter: Adapter | None = None
     checkpoint: Path | None = None
     """Folder that was loaded: `path`, or that of the adapter checkpoint over it."""
-    trained: "TrainedWeights | None" = None
+    trained: TrainedWeights | None = None
     """The weights of a running trainer, which are in no folder."""
 
     @property
-    def source(self) -> "Path | WeightStream | None":
+    def source(self) -> Path | WeightStream | None:
         """Where a server gets them from; None if this program cannot provide them."""
         return self.path or (None if self.trained is None else self.trained.stream)
 
@@ -150,6 +150,11 @@ def weights_digest(folder: Path, *, manifest_folder: Path | None = None) -> str:
     files = _weight_files(folder)
     known = _from_digest_file(folder, files) or _from_manifest(manifest_folder or folder, files)
     return (known or _hashed(files))[:NUM_DIGITS]
+
+
+def weight_bytes(folder: Path) -> int:
+    """Size of the safetensors files."""
+    return sum(path.stat().st_size for path in folder.glob(WEIGHTS))
 
 
 def vision_digest(folder: Path) -> str:

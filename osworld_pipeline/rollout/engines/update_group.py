@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch.distributed import distributed_c10d as c10d
 
 from osworld_pipeline.errors import EngineError
+from osworld_pipeline.rollout.engines.sglang_weights import WEIGHTS
 
 _dist: Any = dist  # its stores are public and not in its list of exports
 _private: Any = c10d  # docs/decisions/0052 says why
@@ -170,7 +171,7 @@ def read_weights_of(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
         EngineError: a file cannot be read.
     """
     try:
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in sorted(folder.glob(WEIGHTS)):
             with safe_open(path, framework="pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - it has no iterator
                     yield name, opened.get_tensor(name)

@@ -19,7 +19,7 @@ from weights_receiver import TOKEN, Receiver, receiving
 
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.errors import EngineError
-from osworld_pipeline.policy_servers.received_weights import ReceivedWeights, RefusedError
+from osworld_pipeline.policy_servers.received_weights import MARK, ReceivedWeights, RefusedError
 from osworld_pipeline.policy_servers.receiver import serve
 from osworld_pipeline.recipes.schema import EngineSection
 from osworld_pipeline.rollout.engines.sglang import SglangEngine
@@ -167,7 +167,8 @@ def test_only_holders_of_the_token_store_and_only_names_of_weights(tmp_path: Pat
             assert TOKEN not in answer.text
         for path in ("one/model.bin", "one/..%2Fmodel.safetensors", "one/.model.safetensors", "..%2Fone/config.json"):
             assert put(receiver, f"/v1/uploads/{path}", b"x").status_code in (400, 404), path
-        assert not list((tmp_path / "received").rglob("*"))
+        assert not receiver.stored()
+        assert not receiver.incoming()
         assert put(receiver, "/v1/uploads/one/model.safetensors", b"content").status_code == 200
         end = {"name": "weights", "files": {"model.safetensors": 5}}
         url, headers = f"{receiver.url}/v1/uploads/one", {"Authorization": f"Bearer {TOKEN}"}
@@ -186,7 +187,7 @@ def test_a_network_is_not_served_without_a_token(tmp_path: Path) -> None:
 
 
 def names_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != MARK)
 
 
 async def stream(*chunks: bytes) -> AsyncIterator[bytes]:
@@ -208,6 +209,26 @@ async def test_the_weights_used_last_stay(tmp_path: Path) -> None:
     await upload(weights, "three")
     assert names_in(tmp_path) == ["one", "three"]
     assert weights.find("two") is None
+
+
+def test_a_folder_with_files_of_others_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "Qwen3-VL-4B").mkdir()
+    with pytest.raises(EngineError, match="name an empty or a new folder"):
+        ReceivedWeights(root=tmp_path, keep=2).open()
+    assert names_in(tmp_path) == ["Qwen3-VL-4B"]
+
+
+async def test_a_broken_upload_takes_no_space(tmp_path: Path) -> None:
+    weights = ReceivedWeights(root=tmp_path, keep=2)
+    weights.open()
+
+    async def breaks() -> AsyncIterator[bytes]:
+        yield b"half"
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        await weights.write("one", "model.safetensors", breaks())
+    assert names_in(tmp_path) == []
 
 
 async def test_of_two_uploads_of_one_name_the_first_stays(tmp_path: Path) -> None:
