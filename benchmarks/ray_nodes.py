@@ -94,6 +94,8 @@ def main(folder: Path, nodes: list[dict[str, float]]) -> None:
             "address": f"127.0.0.1:{port}",
             "token": token.read_text(),
         }
+        # A raylet that a test kills is reaped at once. To its workers a zombie is alive, and they would not end.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         print(json.dumps(place), flush=True)
         is_over.wait()
     finally:

@@ -18,7 +18,7 @@ from osworld_pipeline.domain.near_names import did_you_mean
 from osworld_pipeline.domain.state import REMOTE_VARIABLE
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.recipes.environment import own_variables
-from resources.desktops import DesktopsResource
+from resources.desktops import DesktopsOnRay, DesktopsResource
 from resources.engine import EngineResource
 from resources.launcher import LAUNCHERS, Launcher
 from resources.program_launcher import ProgramLauncher
@@ -35,7 +35,7 @@ TYPES: Mapping[str, type[dg.ConfigurableResource]] = {
     "launcher": Launcher,
 }
 
-Made = TypeVar("Made", bound=dg.ConfigurableResource | ProgramLauncher)
+Made = TypeVar("Made", bound=dg.ConfigurableResource | dg.Config)
 
 
 def deployment_resources(environment: Mapping[str, str]) -> dict[str, dg.ConfigurableResource]:
@@ -85,6 +85,8 @@ def _resource(name: str, config: Mapping[str, Any], path: str | None) -> dg.Conf
         values = {key: _value(value) for key, value in config.items()}
         if "runs_on" in values:
             values["runs_on"] = _launcher(values["runs_on"])
+        if isinstance(values.get("ray"), dict):
+            values["ray"] = _checked(DesktopsOnRay, values["ray"])
         return _checked(TYPES[name], values)
     except ValueError as error:
         raise _refuse(path or "the environment", f"`{name}` {error}") from error

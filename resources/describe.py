@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from resources.deployment import TYPES
+from resources.desktops import DesktopsOnRay
 from resources.local_launcher import LocalLauncher
 from resources.program_launcher import ProgramLauncher
 from resources.ray_launcher import RayLauncher
@@ -44,7 +45,11 @@ A resource that a run does not name has its defaults, or what the file of `OSWOR
 with `resources` alone. A run that names a resource replaces all values of that one."""
 OWN_LAUNCHERS: tuple[tuple[str, type[BaseModel]], ...] = (("local", LocalLauncher), ("ray", RayLauncher))
 """Without those of other installed distributions."""
-RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (*TYPES.items(), ("start", StartResource))
+RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (
+    *TYPES.items(),
+    ("start", StartResource),
+    ("desktops.ray", DesktopsOnRay),
+)
 OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("ENV_SERVER_TOKEN", "env server, pipeline", "the bearer token that the server requires and its clients send"),
     ("OSWORLD_VIEWER_TOKEN", "viewer", "the token that the viewer requires beyond loopback"),
@@ -135,6 +140,8 @@ def _type(annotation: Any) -> str:
     if annotation is Overrides:
         return "sections with [keys](recipes.md)"
     names = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+    if annotation is DesktopsOnRay:
+        return "[keys](#desktopsray)"
     return names.get(annotation) or f"`{annotation.model_fields['kind'].default}`"
 
 

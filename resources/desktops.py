@@ -7,8 +7,10 @@ import dagster as dg
 from pydantic import Field
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.evaluation.suites import needs_wine
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.placement import RayDesktops, RayResources
 from osworld_pipeline.runs.rollouts.embedded_server import (
     EnvServers,
     ServerSpec,
@@ -17,23 +19,75 @@ from osworld_pipeline.runs.rollouts.embedded_server import (
 )
 
 
+class DesktopsOnRay(dg.Config):
+    """Env servers that run on the Ray cluster of `launcher.runs_on.ray` as long as the program that uses them, as many
+    as `desktop.num_replicas` needs. One that ends, or whose node is lost, is started again, where there is room."""
+
+    provider: str = Field(default="local", description="Kind of desktop: a provider of `env-server`.")
+    desktops_per_server: int = Field(default=8, ge=1, description="Desktops of one env server.")
+    cpus_per_desktop: float = Field(default=0.0, ge=0, description="CPUs of one desktop, as counted by Ray.")
+    memory_gb_per_desktop: float = Field(
+        default=0.0, ge=0, description="GiB of memory of one desktop; 0 reserves none."
+    )
+    resources_per_desktop: dict[str, float] = Field(
+        default={"desktop": 1.0},
+        description="Further resources of one desktop. A node for 32: `ray start --resources='{\"desktop\": 32}'`.",
+    )
+    folder: str = Field(
+        default="~/.cache/osworld-pipeline/desktops", description="Images and replicas on each node; some GB."
+    )
+    options: list[str] = Field(default=[], description="Further options of `env-server`, such as [--config, FILE].")
+    ready_timeout_s: float = Field(
+        default=900.0, gt=0, description="Seconds a server may take to start; the very first start may build the image."
+    )
+
+    def of(self, recipe: Recipe) -> RayDesktops:
+        """For one program. The last server may have fewer desktops than the others."""
+        desktop, per_server = recipe.desktop, self.desktops_per_server
+        whole, rest = divmod(desktop.num_replicas, per_server)
+        return RayDesktops(
+            sizes=(per_server,) * whole + ((rest,) if rest else ()),
+            per_desktop=RayResources(
+                cpus=self.cpus_per_desktop, memory_gb=self.memory_gb_per_desktop, custom=self.resources_per_desktop
+            ),
+            folder=self.folder,
+            options=(
+                *("--provider", self.provider),
+                *("--screen-size", f"{desktop.screen_width}x{desktop.screen_height}"),
+                *(["--wine"] if self.provider == "local" and needs_wine(recipe.suite.name) else []),
+                *self.options,
+            ),
+            ready_timeout_s=self.ready_timeout_s,
+        )
+
+
 class DesktopsResource(dg.ConfigurableResource):
-    """Env servers that provide desktops. Without URLs, here or in the recipe (desktop.server_urls), one with local
-    desktops runs while an asset needs it."""
+    """Env servers that provide desktops. Without URLs, here or in the recipe (desktop.server_urls), and without `ray`,
+    one with local desktops runs while an asset needs it."""
 
     urls: list[str] = Field(
         default_factory=list, description="Base URLs of env servers; they override the recipe's desktop.server_urls."
     )
     token: str | None = Field(default=None, description="Bearer token of the remote servers; give it as an EnvVar.")
+    ray: DesktopsOnRay | None = Field(
+        default=None, description="Desktops that the program starts on its Ray cluster, instead of `urls`."
+    )
 
     def identity(self, recipe: Recipe) -> str | None:
         """Digest of the embedded desktops and graders; None for remote ones, which must be queried."""
-        return None if self.urls or recipe.desktop.server_urls else embedded_identity()
+        return None if self.ray or self.urls or recipe.desktop.server_urls else embedded_identity()
 
     @contextmanager
     def serve(self, state: StateDir, recipe: Recipe) -> Iterator[EnvServers]:
         desktop = recipe.desktop
         urls = tuple(self.urls) or desktop.server_urls
+        if self.ray is not None:
+            if urls:
+                raise RecipeError(
+                    f"desktops are given twice, by URL ({', '.join(urls)}) and by desktops.ray: remove one of them"
+                )
+            yield EnvServers(urls=(), token=None, num_replicas=desktop.num_replicas, on_ray=self.ray.of(recipe))
+            return
         if urls:
             yield EnvServers(urls=urls, token=self.token, num_replicas=desktop.num_replicas)
             return

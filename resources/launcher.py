@@ -9,7 +9,7 @@ from pydantic import Field
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.job import Job
 from osworld_pipeline.runs.messages import Report
-from osworld_pipeline.runs.placement import Placement
+from osworld_pipeline.runs.placement import Placement, RayDesktops
 from resources.local_launcher import LocalLauncher
 from resources.program_launcher import ProgramLauncher, further_launchers
 from resources.ray_launcher import RayLauncher
@@ -50,6 +50,12 @@ class Launcher(dg.ConfigurableResource):
         sent, placement = job, Placement.RANK
         if isinstance(job, Job):
             sent, placement = job.model_dump(mode="json"), job.placement
+            if RayDesktops.of_job(sent) is not None and not self.runs_on.starts_desktops:
+                raise dg.Failure(
+                    "the desktops run on Ray (desktops.ray), and this launcher does not run programs there: set "
+                    "launcher.runs_on to ray, or desktops.urls to env servers",
+                    allow_retries=False,
+                )
         return self.runs_on.launch(
             context, program, sent, on_message, state=state, num_processes=num_processes, placement=placement
         )

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, ClassVar
 
 import dagster as dg
 
@@ -17,6 +17,9 @@ ENTRY_POINTS = "osworld_pipeline.launchers"
 
 class ProgramLauncher(dg.Config):
     """Starts programs in one kind of place. A subclass has its name in the field `kind: Literal["name"] = "name"`."""
+
+    starts_desktops: ClassVar[bool] = False
+    """Whether it starts the desktops of a job's `servers.on_ray`."""
 
     @abstractmethod
     def launch(

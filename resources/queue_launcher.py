@@ -28,8 +28,8 @@ from osworld_pipeline.runs.launch.mailbox import (
     orphaned_mailboxes,
     remove_orphan,
 )
-from osworld_pipeline.runs.messages import Last, Report, Result, Started
-from osworld_pipeline.runs.placement import Placement
+from osworld_pipeline.runs.messages import Last, Report, Result, Started, Waiting
+from osworld_pipeline.runs.placement import Placement, RayDesktops
 from resources.program_launcher import ProgramLauncher
 
 QUEUED_JOB = "osworld_pipeline.runs.launch.queued_job"
@@ -48,6 +48,8 @@ class Request:
     program: str
     placement: Placement
     num_processes: int
+    desktops: RayDesktops | None
+    """Those that the job starts."""
     run_id: str
     """Dagster's."""
     state: StateDir
@@ -105,6 +107,7 @@ class QueueLauncher(ProgramLauncher):
             program=program,
             placement=placement,
             num_processes=num_processes,
+            desktops=RayDesktops.of_job(job),
             run_id=context.run.run_id,
             state=state,
         )
@@ -147,6 +150,11 @@ class _Run:
     on_message: Report
     last: Last | None = None
     has_started: bool = False
+    """Whether its process runs."""
+    waits_since: float | None = None
+    """None once it has all that it needs, or limits its wait itself."""
+    waits_for: str = ""
+    """What its process waits for; empty before it runs."""
     reader: MessageReader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -155,7 +163,8 @@ class _Run:
     def listen(self) -> str:
         """Receives messages until the job has ended; returns the queue's description of the end. Raises EnvServerError
         if it does not start, or the queue is lost."""
-        started, last_answer, next_status = time.monotonic(), time.monotonic(), 0.0
+        last_answer, next_status = time.monotonic(), 0.0
+        self.waits_since = time.monotonic()
         while True:
             self._receive()
             now = time.monotonic()
@@ -170,11 +179,11 @@ class _Run:
                 except EnvServerError:
                     if now - last_answer > self.settings.lost_after_s:
                         raise
-            if not self.has_started and now - started > self.settings.start_timeout_s:
-                raise EnvServerError(
-                    f"{self.program} did not start within {self.settings.start_timeout_s:g} s: "
-                    f"{self.queue.why_waiting()}"
+            if self.waits_since is not None and now - self.waits_since > self.settings.start_timeout_s:
+                why = (
+                    f"check that the cluster has {self.waits_for} free" if self.waits_for else self.queue.why_waiting()
                 )
+                raise EnvServerError(f"{self.program} did not start within {self.settings.start_timeout_s:g} s: {why}")
             time.sleep(POLL_S)
 
     def stop(self, why: str) -> None:
@@ -211,8 +220,11 @@ class _Run:
 
     def _receive(self) -> None:
         for message in self.reader.read():
-            self.has_started = True
-            if isinstance(message, Last):
+            self.has_started, self.waits_since = True, None
+            if isinstance(message, Waiting):
+                self.waits_since, self.waits_for = None if message.has_limit else time.monotonic(), message.resources
+                self.context.log.info(f"{self.program} waits for {message.resources}")
+            elif isinstance(message, Last):
                 self.last = message
             elif not isinstance(message, Started):
                 self.on_message(message)

@@ -23,6 +23,7 @@ class RayLauncher(QueueLauncher):
     """Programs as jobs of a Ray cluster whose machines share the state folder and have this package installed."""
 
     runs_several_ranks: ClassVar[bool] = True
+    starts_desktops: ClassVar[bool] = True
     kind: Literal["ray"] = "ray"
     address: str | None = Field(
         default=None,
@@ -90,6 +91,7 @@ class RayLauncher(QueueLauncher):
         share, num_processes = self._share, request.num_processes
         ranks = [share.rank] * num_processes if num_processes > 1 else []
         wanted = [entrypoint, *ranks, *[share.rollout_actor] * share.num_rollout_actors]
+        wanted += request.desktops.servers if request.desktops is not None else ()
         log_path, mailbox = request.state.logs / "ray.log", mailbox_folder(request.state, request.name)
         with local_ray(log_path, wanted, env_vars=JOB_ENV, leftover=mailbox) as cluster:
             yield cluster

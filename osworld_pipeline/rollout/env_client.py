@@ -51,7 +51,8 @@ class EnvTimeouts:
     request_s: float = 120.0
     """Limit of one /reset, /step or /evaluate."""
     capacity_s: float = 300.0
-    """How long /reset waits for a free replica, and for a server that is starting."""
+    """How long /reset waits for a free replica, and for a server that is starting; counted anew when an episode of the
+    client ends, because desktops are busy and not gone then."""
     close_s: float = 10.0
     resend_s: float = 20.0
     """How long a call whose answer was lost is retried."""
@@ -72,9 +73,9 @@ class EnvClient:
         may_mix_servers: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`base_urls`: a comma-separated string, or a sequence; `dns+http://NAME:PORT` stands for every address of that
-        name. `settle`: how steps pause; a server without this option makes the full pause. `may_mix_servers`: they may
-        differ in desktop image and grader. `transport` replaces the network in tests."""
+        """`base_urls`: a comma-separated string, or a sequence; an address may stand for several servers
+        (`env_addresses`). `settle`: how steps pause; a server without this option makes the full pause.
+        `may_mix_servers`: they may differ in desktop image and grader. `transport` replaces the network in tests."""
         parts = base_urls.split(",") if isinstance(base_urls, str) else base_urls
         addresses = tuple(url.strip().rstrip("/") for url in parts if url.strip())
         if not addresses:

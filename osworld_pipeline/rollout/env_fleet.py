@@ -1,30 +1,28 @@
 """The env servers of a run: which of them answer, what they have free, and which one gets the next episode.
 
-Servers may come, drain and go while the run uses them. Each is looked at every few seconds; an address `dns+http://...`
-is resolved again each time, and stands for every address that its name has.
+Servers may come, drain and go while the run uses them. Each is looked at every few seconds; an address that stands for
+several servers is resolved again each time.
 """
 
 import asyncio
 import itertools
 import logging
+import math
 import random
-import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.errors import EnvServerError, PipelineError
+from osworld_pipeline.rollout.env_addresses import Lookup, Resolve, lookup_of, resolve_name
 from osworld_pipeline.rollout.env_answers import UnreachableError
 from osworld_pipeline.wire import HealthAnswer
 
 log = logging.getLogger(__name__)
 
-DNS_SCHEME = "dns+http"
 LOOK_INTERVAL_S = 3.0
 NAME_LIMIT_S = 60.0
 LOOK_LIMIT_S = 10.0
@@ -66,15 +64,6 @@ class ServerQuestions(Protocol):
         ...
 
 
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses of a host name. Raises OSError."""
-
-
-async def resolve_name(host: str, port: int) -> Sequence[str]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return sorted({str(address[0]) for *_, address in found})
-
-
 class EnvFleet:
     def __init__(
         self,
@@ -87,16 +76,19 @@ class EnvFleet:
         """`may_mix`: servers may differ in desktop image and grader.
 
         Raises:
-            EnvServerError: an address with `dns+` is not `dns+http://NAME:PORT`.
+            EnvServerError: an address is not valid.
         """
-        self._questions, self._may_mix, self._resolve = questions, may_mix, resolve
-        self._names = {address: _name_of(address) for address in addresses if address.startswith("dns+")}
+        self._questions, self._may_mix = questions, may_mix
+        lookups = {address: lookup_of(address, resolve) for address in addresses}
+        self._names = {address: lookup for address, lookup in lookups.items() if lookup is not None}
         self._servers = {address: EnvServer(address) for address in addresses if address not in self._names}
         self._found: dict[str, frozenset[str]] = {}
         """The servers of each name that was resolved."""
         self._grounds: Grounds | None = None
         """Those of the run: of the first server that reported its own."""
         self._turns = itertools.count(1)
+        self.last_release = -math.inf
+        """When an episode of this client last ended, in seconds of the monotonic clock."""
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -182,23 +174,24 @@ class EnvFleet:
 
     def released(self, url: str) -> None:
         """An episode of this client there is over."""
+        self.last_release = time.monotonic()
         server = self._servers.get(url)
         if server is not None and server.free is not None:
             server.free = min(server.free + 1, server.num_replicas)
 
     async def look(self) -> None:
-        for address, (host, port) in self._names.items():
-            await self._resolve_one(address, host, port)
+        for address, look_up in self._names.items():
+            await self._resolve_one(address, look_up)
         await asyncio.gather(*map(self._look_at, self.servers))
         for server in self.servers:
             self._compare(server)
 
-    async def _resolve_one(self, address: str, host: str, port: int) -> None:
+    async def _resolve_one(self, address: str, look_up: Lookup) -> None:
         """If the name cannot be resolved at present, its servers stay as they were."""
         try:
             async with asyncio.timeout(LOOK_LIMIT_S):
-                found = frozenset(_url(ip, port) for ip in await self._resolve(host, port))
-        except (OSError, TimeoutError) as error:
+                found = frozenset(await look_up())
+        except (EnvServerError, TimeoutError) as error:
             log.warning("%s does not resolve: %s", address, error or type(error).__name__)
             return
         old = self._found.get(address, frozenset())
@@ -260,15 +253,3 @@ class EnvFleet:
 
 def _capacity(server: EnvServer) -> int:
     return 1 if server.free is None else server.free
-
-
-def _name_of(address: str) -> tuple[str, int]:
-    with suppress(ValueError):
-        parts = urlsplit(address)
-        if parts.scheme == DNS_SCHEME and parts.hostname and parts.port and not parts.path.strip("/"):
-            return parts.hostname, parts.port
-    raise EnvServerError(f"the address of env servers by name must be {DNS_SCHEME}://NAME:PORT, not {address!r}")
-
-
-def _url(ip: str, port: int) -> str:
-    return f"http://[{ip}]:{port}" if ":" in ip else f"http://{ip}:{port}"

@@ -42,7 +42,8 @@ class HttpDesktop:
         self._can_resend = False
 
     async def reset(self, task: Task, *, record_id: str = "") -> tuple[Observation, DesktopInfo]:
-        """Waits for a free replica within `capacity_s`, on the server with the most free ones.
+        """Waits for a free replica on the server with the most free ones, at most `capacity_s` after the last one that
+        this client released.
 
         Raises:
             NoCapacityError, EnvServerError: none became free, or no server answered, within the limit; or every server
@@ -68,7 +69,7 @@ class HttpDesktop:
         return await read_observation(answer), info
 
     async def _reset_within_limit(self, request: dict[str, Any]) -> ResetAnswer:
-        fleet, deadline = self._client.fleet, time.monotonic() + self._client.timeouts.capacity_s
+        fleet, started, limit_s = self._client.fleet, time.monotonic(), self._client.timeouts.capacity_s
         fleet.watch()
         for attempt in itertools.count():
             try:
@@ -78,7 +79,7 @@ class HttpDesktop:
                     continue
                 asked_s = error.retry_after_s if isinstance(error, BusyError) else None
                 wait_s = backoff_s(attempt) if asked_s is None else asked_s * random.uniform(0.75, 1.25)
-                if time.monotonic() + wait_s > deadline:
+                if time.monotonic() + wait_s > max(started, fleet.last_release) + limit_s:
                     raise
                 await asyncio.sleep(wait_s)
         raise AssertionError("unreachable: the loop above has no end")

@@ -23,6 +23,15 @@ class Started(_Message):
     kind: Literal["started"] = "started"
 
 
+class Waiting(_Message):
+    """The program's process runs, and waits for more machines before it starts."""
+
+    kind: Literal["waiting"] = "waiting"
+    resources: str
+    has_limit: bool = False
+    """Whether it limits the wait itself."""
+
+
 class Progress(_Message):
     kind: Literal["progress"] = "progress"
     done: int
@@ -66,7 +75,7 @@ class Failed(_Message):
     retryable: bool
 
 
-Message = Started | Progress | Info | Warned | Metrics | Result | Failed
+Message = Started | Waiting | Progress | Info | Warned | Metrics | Result | Failed
 Last = Result | Failed
 Report = Callable[[Message], None]
 _PARSED: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])

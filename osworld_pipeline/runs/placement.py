@@ -46,6 +46,15 @@ class RayResources(_Section):
     def memory_bytes(self) -> int:
         return int(self.memory_gb * 2**30)
 
+    def times(self, count: int) -> "RayResources":
+        """The resources of `count` such processes."""
+        return RayResources(
+            cpus=self.cpus * count,
+            gpus=self.gpus * count,
+            memory_gb=self.memory_gb * count,
+            custom={name: amount * count for name, amount in self.custom.items()},
+        )
+
     def __str__(self) -> str:
         named = {"CPUs": self.cpus, "GPUs": self.gpus, "GiB of memory": self.memory_gb, **self.custom}
         return ", ".join(f"{amount:g} {name}" for name, amount in named.items() if amount) or "no resources"
@@ -69,3 +78,31 @@ class RayShare(_Section):
         if placement is Placement.ROLLOUTS and self.num_rollout_actors == 0:
             return self.rollout_actor
         return self.driver
+
+
+class RayDesktops(_Section):
+    """Env servers that run on a job's Ray cluster as long as the job."""
+
+    sizes: tuple[int, ...]
+    """The desktops of each server."""
+    per_desktop: RayResources
+    folder: str
+    """Of images and replicas, on each node; `~` is the home folder there."""
+    options: tuple[str, ...]
+    """Further options of `env-server`."""
+    ready_timeout_s: float
+    """How long a server may take to start its first desktop."""
+
+    def server(self, size: int) -> RayResources:
+        """The resources of a server of so many desktops."""
+        return self.per_desktop.times(size)
+
+    @classmethod
+    def of_job(cls, job: Mapping[str, Any]) -> "RayDesktops | None":
+        """`job`: as plain values; None if it starts no desktops."""
+        found = (job.get("servers") or {}).get("on_ray")
+        return None if found is None else cls.model_validate(found)
+
+    @property
+    def servers(self) -> tuple[RayResources, ...]:
+        return tuple(map(self.server, self.sizes))

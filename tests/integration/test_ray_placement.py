@@ -1,9 +1,15 @@
-"""A Ray of several nodes: each program runs on a node with the resources that it needs, and the episodes of every kind
-of program on actors elsewhere."""
+"""A Ray of several nodes: each program runs on a node with the resources that it needs, the episodes of every kind of
+program on actors elsewhere, and its desktops where there is room for them."""
 
 import importlib.util
+import json
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +17,20 @@ import httpx
 import pytest
 import yaml
 from command_runs import SETTINGS, answer, asked, with_instance_settings
-from launches import environment, finish, start_launch
+from launches import environment, finish, start_launch, wait_until
+from pydantic import TypeAdapter
 from test_verified_replay import ITEMS, RECIPE, recorded, replay_row, write_tables
 from trace_collector import Collector, collecting_traces
 
 from benchmarks.ray_nodes import RayNodes, ray_nodes
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.runs.rollouts.embedded_server import ServerSpec, embedded_env_server
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.runs.launch.ray_head import start_command
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers, ServerSpec, embedded_env_server
 from osworld_pipeline.runs.verify_replay.job import VerificationJob
 from osworld_pipeline.runs.verify_replay.record import read_record
 from osworld_pipeline.store.blobs import BlobStore
+from resources.desktops import DesktopsOnRay, DesktopsResource
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,7 +38,11 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra `ray`)"),
 ]
-NODES: list[dict[str, float]] = [{"CPU": 2, "trainer": 1}, {"CPU": 2, "desktop": 1}, {"CPU": 2, "desktop": 1}]
+NODES: list[dict[str, float]] = [
+    {"CPU": 2, "trainer": 1},
+    {"CPU": 2, "desktop": 1, "screen": 2},
+    {"CPU": 2, "desktop": 1},
+]
 ACTORS: dict[str, Any] = {
     "num_rollout_actors": 2,
     "resources_per_rollout_actor": {"desktop": 1.0},
@@ -40,10 +54,28 @@ class Nodes:
     """A head without CPUs and the nodes above."""
 
     def __init__(self, ray: RayNodes) -> None:
-        self.url, self.token = ray.url, ray.token
+        self.url, self.token, self._ray = ray.url, ray.token, ray
 
     def launcher(self, **settings: Any) -> dict[str, Any]:
         return {"ray": {"address": self.url, "token": self.token, "python": sys.executable} | settings}
+
+    def add(self, resources: dict[str, float]) -> None:
+        """One more node, without CPUs."""
+        options = (f"--address={self._ray.address}", "--num-cpus=0", f"--resources={json.dumps(resources)}")
+        subprocess.run(
+            start_command("--object-store-memory=100000000", *options),
+            env=environment() | self._ray.variables,
+            stdout=subprocess.DEVNULL,  # inherited by the node, so that a pipe would stay open
+            stderr=subprocess.DEVNULL,
+            check=True,
+        )
+
+    def kill(self, resource: str) -> None:
+        """The node with this resource dies."""
+        (raylet,) = [
+            process for process, command in commands() if command[0].endswith("/raylet") and resource in str(command)
+        ]
+        os.kill(raylet, signal.SIGKILL)
 
     def ask(self, path: str) -> Any:
         headers = {"Authorization": f"Bearer {self.token}"}
@@ -72,6 +104,19 @@ class Nodes:
         return [actor for actor in actors if actor["class_name"] == "PooledActor"]
 
 
+def commands() -> Iterator[tuple[int, list[str]]]:
+    """Every process with its command line."""
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and (command := (entry / "cmdline").read_text(errors="replace")):
+                yield int(entry.name), command.split("\0")
+
+
+def env_servers(folder: Path) -> list[int]:
+    """Process ids of the env servers with images in `folder`."""
+    return [process for process, command in commands() if "--ready-file" in command and str(folder) in str(command)]
+
+
 @pytest.fixture(scope="module")
 def traces() -> Iterator[Collector]:
     """What the programs and actors of the nodes trace."""
@@ -85,9 +130,13 @@ def nodes(traces: Collector) -> Iterator[Nodes]:
         yield Nodes(ray)
 
 
-def deployment(folder: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder whose commands run their programs on the nodes."""
+def deployment(
+    folder: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, desktops: dict[str, Any] | None = None
+) -> Path:
+    """A folder whose commands run their programs on the nodes; with `desktops`, also these."""
     resources = {"launcher": {"config": {"runs_on": nodes.launcher(**ACTORS)}}}
+    if desktops is not None:
+        resources["desktops"] = {"config": {"ray": desktops}}
     (folder / "deployment.yaml").write_text(yaml.safe_dump({"resources": resources}))
     monkeypatch.setenv("OSWORLD_DEPLOYMENT", str(folder / "deployment.yaml"))
     return with_instance_settings(folder)
@@ -142,3 +191,67 @@ async def test_demonstrations_are_verified_by_actors(nodes: Nodes, tmp_path: Pat
     assert returned["result"] == {"num_verified": 2, "num_failed": 0, "num_open": 0}
     assert {one.reward for one in read_record(state)} == {1.0}
     assert nodes.num_actors() == before + ACTORS["num_rollout_actors"]
+
+
+def on_screens(folder: Path, **settings: Any) -> dict[str, Any]:
+    """Values of `desktops.ray`."""
+    folder = folder / "desktops"
+    return {"desktops_per_server": 1, "resources_per_desktop": {"screen": 1.0}, "folder": str(folder), **settings}
+
+
+def launch_with_desktops(
+    folder: Path, nodes: Nodes, *, num_processes: int = 1, start_timeout_s: float = 600.0, **settings: Any
+) -> dict[str, Any]:
+    """The outcome of a program that counts its two desktops."""
+    recipe = load_recipe("smoke", settings=["desktop.num_replicas=2"])
+    resource = DesktopsResource(ray=DesktopsOnRay(**on_screens(folder, **settings)))
+    with resource.serve(StateDir(folder), recipe) as servers:
+        sent = TypeAdapter(EnvServers).dump_python(servers, mode="json")
+    job = {"servers": sent, "state_root": str(folder)}
+    on = nodes.launcher(start_timeout_s=start_timeout_s)
+    return finish(start_launch(folder, on, "launched.desktops", job, num_processes=num_processes))[-1]
+
+
+@pytest.mark.desktop
+def test_each_of_several_ranks_finds_the_desktops_of_the_cluster(nodes: Nodes, tmp_path: Path) -> None:
+    returned = launch_with_desktops(tmp_path, nodes, num_processes=2)
+    assert returned.get("result") == {"desktops": 2, "has_token": True}, returned
+
+
+def test_desktops_for_which_no_node_has_room_are_named(nodes: Nodes, tmp_path: Path) -> None:
+    failed = launch_with_desktops(tmp_path, nodes, start_timeout_s=20.0, resources_per_desktop={"quantum": 1.0})
+    assert failed["message"].startswith("no env server started within 20 s, because no node had room for one")
+    assert "an env server needs 1 quantum of one node" in failed["message"]
+    assert failed["allow_retries"]
+
+
+def test_an_env_server_that_cannot_start_ends_the_program_with_its_reason(nodes: Nodes, tmp_path: Path) -> None:
+    failed = launch_with_desktops(tmp_path, nodes, options=["--no-such-option"])
+    assert failed["message"].startswith("no env server starts on this cluster: the env server ended with status 2")
+    assert "--no-such-option" in failed["message"]
+
+
+@pytest.mark.desktop
+def test_desktops_run_on_several_nodes_and_those_of_a_lost_node_are_replaced(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.add({"screen": 2, "doomed": 1})
+    here = deployment(tmp_path, nodes, monkeypatch, on_screens(tmp_path, desktops_per_server=2))
+    log = here / "var/logs/env-servers.log"
+
+    def num_started() -> int:
+        return log.read_text().count(" runs at http://") if log.exists() else 0
+
+    settings = (*SETTINGS, "--set", "desktop.num_replicas=4", "--set", "desktop.pause_s=1.0")
+    with ThreadPoolExecutor(1) as pool:
+        collecting = pool.submit(answer, here, "collect", *settings, "--oracle", "--samples", "6")
+        try:
+            wait_until(lambda: num_started() == 2, "both env servers run", limit_s=120)
+            wait_until(lambda: list((here / "var/trajectories").rglob("*.parquet")), "an episode ends", limit_s=60)
+            nodes.kill("doomed")
+            nodes.add({"screen": 2, "spare": 1})
+            wait_until(lambda: num_started() == 3, "the lost server runs on the new node", limit_s=120)
+        finally:
+            collected = collecting.result()
+    assert collected["num_episodes"] == collected["num_success"] == 24, collected
+    wait_until(lambda: not env_servers(tmp_path), "the env servers end with the program", limit_s=60)

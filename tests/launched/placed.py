@@ -7,7 +7,8 @@ from typing import Any
 
 from osworld_pipeline.runs.messages import Report
 from osworld_pipeline.runs.placement import RayShare
-from osworld_pipeline.runs.rollouts.ray_pool import SLACK_S, open_pool
+from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S
+from osworld_pipeline.runs.rollouts.ray_pool import open_pool
 
 
 class Located:

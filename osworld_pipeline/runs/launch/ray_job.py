@@ -1,12 +1,22 @@
-"""The entrypoint of a Ray job: as `queued_job`, and several ranks are workers of a TorchTrainer."""
+"""The entrypoint of a Ray job: as `queued_job`; several ranks are workers of a TorchTrainer, and the desktops may be
+actors."""
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.runs.__main__ import stop
-from osworld_pipeline.runs.launch.mailbox import Mailbox
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.runs.__main__ import EXIT_RETRYABLE, stop
+from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter
 from osworld_pipeline.runs.launch.queued_job import run_alone, run_queued
+from osworld_pipeline.runs.messages import Failed, Report, Waiting
+from osworld_pipeline.runs.placement import RayDesktops, RayShare
+from osworld_pipeline.runs.rollouts.ray_desktops import ray_desktops
 
 
 def main(argv: list[str]) -> int:
@@ -15,17 +25,47 @@ def main(argv: list[str]) -> int:
 
 
 def run_ranks(program: str, job: dict[str, Any], mailbox: Mailbox, num_ranks: int) -> int:
-    """One rank runs in this process, which connects to Ray if it has rollout actors."""
-    if num_ranks > 1:
-        from osworld_pipeline.runs.launch.ray_train import train
+    """One rank runs in this process, which connects to Ray if it has ranks, actors or desktops there."""
+    share, desktops = RayShare.model_validate(job.get("ray") or {}), RayDesktops.of_job(job)
+    if num_ranks == 1 and not share.num_rollout_actors and desktops is None:
+        return run_alone(program, job, mailbox, num_ranks)
+    import ray
 
-        return train(program, job, mailbox, num_ranks=num_ranks)
-    if job.get("ray", {}).get("num_rollout_actors"):
-        import ray
+    ray.init(log_to_driver=True)
+    signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler
+    try:
+        if desktops is None:
+            return _run_connected(program, job, mailbox, num_ranks)
+        report = MessageWriter(mailbox).report
+        try:
+            with _desktops(job, desktops, report, limit_s=share.start_timeout_s) as with_desktops:
+                if num_ranks > 1:
+                    report(Waiting(resources=f"{share.rank} for each of {num_ranks} ranks"))
+                return _run_connected(program, with_desktops, mailbox, num_ranks)
+        except EnvServerError as error:
+            report(Failed(type=type(error).__name__, message=str(error), retryable=True))
+            return EXIT_RETRYABLE
+    finally:
+        ray.shutdown()
 
-        ray.init(log_to_driver=True)
-        signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler
-    return run_alone(program, job, mailbox, num_ranks)
+
+def _run_connected(program: str, job: dict[str, Any], mailbox: Mailbox, num_ranks: int) -> int:
+    if num_ranks == 1:
+        return run_alone(program, job, mailbox, num_ranks)
+    from osworld_pipeline.runs.launch.ray_train import train
+
+    return train(program, job, mailbox, num_ranks=num_ranks)
+
+
+@contextmanager
+def _desktops(
+    job: dict[str, Any], desktops: RayDesktops, report: Report, *, limit_s: float
+) -> Iterator[dict[str, Any]]:
+    """The job with the URLs of its desktops. Raises EnvServerError."""
+    resources = f"{desktops.server(desktops.sizes[0])} for each of {len(desktops.sizes)} env servers"
+    report(Waiting(resources=resources, has_limit=True))
+    with ray_desktops(desktops, StateDir(Path(job["state_root"])), timeout_s=limit_s) as servers:
+        yield {**job, "servers": asdict(servers)}
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 torchrun's variables set; the program opens the process group, as under torchrun."""
 
 import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_RETRYABLE, run_program, stop
+from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_RETRYABLE, run_program
 from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter
 from osworld_pipeline.runs.messages import Failed, Message, Started
 from osworld_pipeline.runs.placement import RayShare
@@ -24,14 +23,12 @@ class RankFailedError(Exception):
 
 def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: int) -> int:
     """Runs `program` as `num_ranks` ranks to its end; returns the exit status. Rank 0 reports; if a rank fails, the
-    last message names the rank and the reason."""
+    last message names the rank and the reason. This process must be connected to Ray."""
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
 
-    ray.init(log_to_driver=True)
-    signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler
     rank = RayShare.model_validate(job.get("ray") or {}).rank
     trainer = TorchTrainer(
         run_rank,
@@ -52,8 +49,6 @@ def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: 
         message = explain_failure(program, num_ranks, error)
         MessageWriter(mailbox).report(message)
         return EXIT_RETRYABLE if message.retryable else EXIT_FATAL
-    finally:
-        ray.shutdown()
 
 
 def run_rank(config: Mapping[str, Any]) -> None:
@@ -89,11 +84,11 @@ def torchrun_config() -> Any:
     def free_address() -> tuple[str, int]:
         import socket
 
-        import ray
+        from osworld_pipeline.runs.rollouts.ray_calls import node_address
 
         with socket.socket() as listener:
             listener.bind(("", 0))
-            return ray.util.get_node_ip_address(), listener.getsockname()[1]
+            return node_address(), listener.getsockname()[1]
 
     def set_variables(address: str, port: int) -> None:
         context = get_context()

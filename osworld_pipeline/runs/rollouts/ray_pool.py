@@ -10,19 +10,14 @@ from typing import Any, TypeVar
 
 from osworld_pipeline.errors import EngineError, PipelineError
 from osworld_pipeline.runs.placement import RayShare
+from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError, answer_of
 from osworld_pipeline.wire.tracing import flush, start_tracing
 
 Result = TypeVar("Result")
 OpenSession = Callable[[str], AbstractAsyncContextManager[Any]]
 """Called in the actor with a client id of its own; picklable. Opens the object whose methods are called."""
-SLACK_S = 60.0
-"""Extra time of a call for the round trip through Ray."""
 MAX_CONCURRENCY = 1000
 """Limit of concurrent calls to one actor; the caller limits the number of concurrent episodes."""
-
-
-class LostActorError(Exception):
-    """An actor died or stopped responding."""
 
 
 class PooledActor:
@@ -80,7 +75,7 @@ class ActorPool:
             handle, slot.handle = slot.handle, None
             if handle is not None:
                 with suppress(LostActorError, PipelineError):
-                    await self._await(handle.close.remote(), SLACK_S)
+                    await answer_of(handle.close.remote(), SLACK_S)
                 ray.kill(handle)
 
     def least_busy(self, avoid: Collection[int] = ()) -> Slot:
@@ -98,7 +93,7 @@ class ActorPool:
         try:
             handle = await self._actor(slot)
             try:
-                return await self._await(handle.call.remote(method, *arguments), limit_s)
+                return await answer_of(handle.call.remote(method, *arguments), limit_s)
             except LostActorError:
                 await self._discard(slot, handle)
                 raise
@@ -133,7 +128,7 @@ class ActorPool:
             ).remote()
             try:
                 opened = handle.open.remote(self.open_session, f"{self._purpose}-actor{slot.index}")
-                await self._await(opened, share.start_timeout_s)
+                await answer_of(opened, share.start_timeout_s)
             except LostActorError as error:
                 ray.kill(handle)
                 raise EngineError(
@@ -154,28 +149,6 @@ class ActorPool:
                 slot.handle = None
                 self.num_lost += 1
                 ray.kill(handle)  # an unresponsive actor must not continue
-
-    async def _await(self, call: Any, limit_s: float) -> Any:
-        """Raises LostActorError."""
-        import ray
-        from ray.exceptions import RayActorError, RayError, RayTaskError
-
-        try:
-            async with asyncio.timeout(limit_s):
-                return await call
-        except TimeoutError as error:
-            raise LostActorError(f"it did not answer within {limit_s:.0f} s") from error
-        except asyncio.CancelledError:
-            ray.cancel(call)
-            raise
-        except RayTaskError as error:
-            if isinstance(error.cause, PipelineError):
-                raise error.cause from error
-            raise
-        except RayActorError as error:
-            raise LostActorError(f"it died ({_first_line(error)})") from error
-        except RayError as error:
-            raise LostActorError(_first_line(error)) from error
 
 
 @asynccontextmanager
@@ -205,8 +178,3 @@ async def _gather(calls: list[Awaitable[Result]]) -> list[Result]:
 
 async def _as_coroutine(call: Awaitable[Result]) -> Result:
     return await call
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

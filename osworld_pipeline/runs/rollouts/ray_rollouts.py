@@ -23,7 +23,8 @@ from osworld_pipeline.runs.parity.probe import ParityReport
 from osworld_pipeline.runs.placement import RayShare
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.ray_actor import ActorSession, Opened, RecipeSession, Weights
-from osworld_pipeline.runs.rollouts.ray_pool import SLACK_S, ActorPool, LostActorError, open_pool
+from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError
+from osworld_pipeline.runs.rollouts.ray_pool import ActorPool, open_pool
 from osworld_pipeline.runs.rollouts.session import ServedWeights, episode_settings, served_weights
 
 OpenWith = Callable[[Weights, str], AbstractAsyncContextManager[ActorSession]]

@@ -12,7 +12,8 @@ from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
-from osworld_pipeline.runs.rollouts.ray_pool import SLACK_S, ActorPool, LostActorError, open_pool
+from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError
+from osworld_pipeline.runs.rollouts.ray_pool import ActorPool, open_pool
 from osworld_pipeline.runs.verify_replay.job import VerificationJob
 from osworld_pipeline.runs.verify_replay.playback import NO_INFO, Play, PlaybackLimits, PlayedBack, play_back
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback

@@ -163,6 +163,21 @@ async def test_a_server_that_stays_full_is_given_up_within_the_limit(connect: An
             await asyncio.wait_for(client.desktop().reset(task), timeout=3)
 
 
+async def test_a_reset_waits_as_long_as_desktops_of_the_client_become_free(connect: Any, task: Task) -> None:
+    busy = failure(503, "4 in the queue", "no_capacity", **{"Retry-After": "0.1"})
+    client, server = connect({"/reset": [RESET, busy]}, capacity_s=0.5)
+    async with client:
+        first = client.desktop()
+        await first.reset(task)
+        waiting = asyncio.ensure_future(client.desktop().reset(task))
+        await asyncio.sleep(0.4)
+        await first.close()
+        await asyncio.sleep(0.3)
+        assert not waiting.done(), "0.7 s after its start, and 0.3 s after a desktop became free"
+        server.answers["/reset"] = [RESET]
+        await asyncio.wait_for(waiting, timeout=3)
+
+
 async def test_an_unreachable_server_names_its_address_and_the_way_out(connect: Any, task: Task) -> None:
     client, _ = connect({"/reset": [httpx.ConnectError("refused")]}, capacity_s=0.1)
     async with client:

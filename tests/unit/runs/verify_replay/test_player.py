@@ -5,7 +5,8 @@ from typing import Any, cast
 from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes import load_recipe
-from osworld_pipeline.runs.rollouts.ray_pool import ActorPool, LostActorError, Slot
+from osworld_pipeline.runs.rollouts.ray_calls import LostActorError
+from osworld_pipeline.runs.rollouts.ray_pool import ActorPool, Slot
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback
 from osworld_pipeline.runs.verify_replay.player import play_on
 

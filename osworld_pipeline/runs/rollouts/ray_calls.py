@@ -1,0 +1,54 @@
+"""Calls of Ray actors, and their address."""
+
+import asyncio
+from typing import Any
+
+from osworld_pipeline.errors import PipelineError
+
+SLACK_S = 60.0
+"""Extra time of a call for the round trip through Ray."""
+
+
+class LostActorError(Exception):
+    """An actor died or stopped responding."""
+
+
+async def answer_of(call: Any, limit_s: float | None) -> Any:
+    """The result of a call. Our own exceptions are raised again unchanged. `limit_s`: None waits as long as the actor
+    lives.
+
+    Raises:
+        LostActorError: the actor died, or did not answer in time.
+    """
+    import ray
+    from ray.exceptions import RayActorError, RayError, RayTaskError
+
+    try:
+        async with asyncio.timeout(limit_s):
+            return await call
+    except TimeoutError as error:
+        raise LostActorError(f"it did not answer within {limit_s:.0f} s") from error
+    except asyncio.CancelledError:
+        ray.cancel(call)
+        raise
+    except RayTaskError as error:
+        if isinstance(error.cause, PipelineError):
+            raise error.cause from error
+        raise
+    except RayActorError as error:
+        raise LostActorError(f"it died ({_first_line(error)})") from error
+    except RayError as error:
+        raise LostActorError(_first_line(error)) from error
+
+
+def node_address() -> str:
+    """The IP address at which Ray's other nodes reach this process's node."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,190 @@
+"""Desktops on a Ray cluster: env servers that run as actors on nodes with the resources that they need, as long as the
+program that uses them.
+
+One actor, on the program's own node, keeps them running and knows their URLs; clients ask it every few seconds. A
+server for which no node has room waits as a pending actor, which is the demand that Ray's autoscaler sees. `ray_job`,
+which runs the program, connects to Ray.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.rollout.env_addresses import RAY_NAMESPACE, RAY_SCHEME
+from osworld_pipeline.runs.placement import RayDesktops
+from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError, answer_of, node_address
+from osworld_pipeline.runs.rollouts.server_keeper import KeptServer, ServerKeeper
+from osworld_pipeline.runs.rollouts.server_process import STOP_GRACE_S, ServerProcess, env_server_process
+
+POLL_S = 0.5
+STOP_LIMIT_S = STOP_GRACE_S + SLACK_S
+ABSENT_S = 10.0
+"""For stopping an actor that did not answer."""
+MAX_CONCURRENCY = 1000
+
+
+class EnvServerActor:
+    """Runs one env server on its node."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._server: ServerProcess | None = None
+        self._is_over = threading.Event()
+        self._lock = asyncio.Lock()
+
+    async def is_placed(self) -> bool:
+        """Returns as soon as a node has room for this actor."""
+        return True
+
+    async def start(self, desktops: RayDesktops, size: int, token: str, log_path: Path) -> str:
+        """Returns its URL. Raises EnvServerError."""
+        folder = os.path.expanduser(desktops.folder)  # noqa: ASYNC240 - asks no disk
+        process = env_server_process(
+            [
+                *("--host", node_address(), "--replicas", str(size)),
+                *("--state-dir", folder, *desktops.options),
+            ],
+            token=token,
+            log_path=log_path,
+            ready_timeout_s=desktops.ready_timeout_s,
+            is_over=self._is_over,
+        )
+        async with self._lock:
+            # The server ends with the thread that started it. Threads of the default executor do not end.
+            self._server = await asyncio.to_thread(self._stack.enter_context, process)
+        return self._server.url
+
+    async def ended(self) -> str:
+        """Waits until the server ends; returns how."""
+        assert self._server is not None, "an actor is asked after it has started"
+        while self._server.process.poll() is None:  # noqa: ASYNC110 - a process of its own
+            await asyncio.sleep(POLL_S)
+        return self._server.how_it_ended()
+
+    async def stop(self) -> None:
+        """Also while it starts."""
+        self._is_over.set()
+        async with self._lock:
+            await asyncio.to_thread(self._stack.close)
+
+
+class DesktopsActor:
+    """Keeps the env servers of one program running."""
+
+    def __init__(self, desktops: RayDesktops, token: str, logs: Path) -> None:
+        self._keeper = ServerKeeper(desktops.sizes, _ServerStarter(desktops, token, logs))
+        logs.mkdir(parents=True, exist_ok=True)
+        logging.basicConfig(
+            filename=logs / "env-servers.log",
+            level=logging.INFO,
+            format="%(asctime)s %(levelname)s %(message)s",
+            force=True,
+        )
+
+    async def open(self, timeout_s: float) -> None:
+        """Returns when the first server runs. Raises EnvServerError."""
+        await self._keeper.open()
+        await self._keeper.wait_ready(timeout_s)
+
+    async def urls(self) -> list[str]:
+        return self._keeper.urls
+
+    async def close(self) -> None:
+        await self._keeper.close()
+
+
+class _ServerStarter:
+    def __init__(self, desktops: RayDesktops, token: str, logs: Path) -> None:
+        self._desktops, self._token, self._logs = desktops, token, logs
+
+    async def __call__(self, number: int, size: int) -> KeptServer:
+        import ray
+
+        actors: Any = ray.remote(EnvServerActor)
+        resources = self._desktops.server(size).actor_options()
+        actor = actors.options(**resources, scheduling_strategy="SPREAD", max_concurrency=MAX_CONCURRENCY).remote()
+        log_path = self._logs / f"env-server-{number}.log"
+        try:
+            await _answer(actor.is_placed.remote())
+            try:
+                url = await _answer(actor.start.remote(self._desktops, size, self._token, log_path))
+            except BaseException:
+                await _ask(actor, "stop", limit_s=STOP_LIMIT_S)
+                raise
+        except BaseException as error:
+            ray.kill(actor)
+            if isinstance(error, LostActorError):
+                raise EnvServerError(f"its actor was lost as it started: {error}") from error
+            raise
+        return _RayServer(actor, url)
+
+
+class _RayServer:
+    def __init__(self, actor: Any, url: str) -> None:
+        self._actor, self.url, self._is_lost = actor, url, False
+
+    async def ended(self) -> str:
+        try:
+            return await _answer(self._actor.ended.remote())
+        except LostActorError as error:
+            self._is_lost = True
+            return f"its actor was lost: {error}"
+
+    async def stop(self) -> None:
+        import ray
+
+        await _ask(self._actor, "stop", limit_s=ABSENT_S if self._is_lost else STOP_LIMIT_S)
+        ray.kill(self._actor)
+
+
+async def _answer(call: Any) -> Any:
+    """As answer_of, without a limit: until a node has room for the actor, or until its server ends."""
+    return await answer_of(call, None)
+
+
+@contextmanager
+def ray_desktops(desktops: RayDesktops, state: StateDir, *, timeout_s: float) -> Iterator[EnvServers]:
+    """Starts the desktops of a job on the cluster that this process is connected to; they are stopped when the block
+    ends, or when this process dies. They have a token of their own, which no other program has.
+
+    Raises:
+        EnvServerError: no server started within `timeout_s`, or each failed; quotes the last failure.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    name, token = f"desktops-{secrets.token_hex(8)}", secrets.token_urlsafe(24)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actors: Any = ray.remote(DesktopsActor)
+    keeper = actors.options(
+        name=name, namespace=RAY_NAMESPACE, num_cpus=0, scheduling_strategy=here, max_concurrency=MAX_CONCURRENCY
+    ).remote(desktops, token, state.logs.resolve())
+    try:
+        try:
+            asyncio.run(_opened(keeper, timeout_s))
+        except (EnvServerError, LostActorError) as error:
+            each = desktops.server(desktops.sizes[0])
+            raise EnvServerError(f"{error}; an env server needs {each} of one node") from error
+        yield EnvServers(urls=(f"{RAY_SCHEME}://{name}",), token=token, num_replicas=sum(desktops.sizes))
+    finally:
+        asyncio.run(_ask(keeper, "close", limit_s=STOP_LIMIT_S + SLACK_S))
+        ray.kill(keeper)
+
+
+async def _ask(actor: Any, method: str, *, limit_s: float) -> None:
+    """An actor that is lost need not be asked."""
+    with suppress(LostActorError):
+        await answer_of(getattr(actor, method).remote(), limit_s)
+
+
+async def _opened(keeper: Any, timeout_s: float) -> None:
+    await answer_of(keeper.open.remote(timeout_s), timeout_s + SLACK_S)

@@ -1,0 +1,58 @@
+"""Which desktops a program gets: the embedded server, servers by URL, or those that it starts on Ray."""
+
+import json
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.errors import RecipeError
+from osworld_pipeline.recipes import load_recipe
+from osworld_pipeline.runs.job import DesktopJob
+from osworld_pipeline.runs.placement import RayDesktops, RayResources
+from resources.desktops import DesktopsOnRay, DesktopsResource
+from resources.launcher import Launcher
+
+NOWHERE = StateDir(Path("nowhere"))
+
+
+def job_of(resource: DesktopsResource, **desktop: int) -> DesktopJob:
+    settings = [f"desktop.{name}={value}" for name, value in desktop.items()]
+    recipe = load_recipe("smoke", settings=settings)
+    with resource.serve(NOWHERE, recipe) as servers:
+        return DesktopJob(recipe=recipe, state_root=NOWHERE.root, servers=servers)
+
+
+def test_servers_on_ray_have_room_for_every_desktop_of_the_recipe() -> None:
+    on_ray = DesktopsOnRay(provider="qemu", desktops_per_server=8, memory_gb_per_desktop=2.5, options=["--access-log"])
+    job = job_of(DesktopsResource(ray=on_ray), num_replicas=20)
+    sent = RayDesktops.of_job(json.loads(json.dumps(job.model_dump(mode="json"))))
+    assert sent is not None
+    assert sent.sizes == (8, 8, 4)
+    assert sent.servers[0] == RayResources(cpus=0.0, memory_gb=20.0, custom={"desktop": 8.0})
+    assert sent.servers[2].custom == {"desktop": 4.0}
+    assert sent.options[:2] == ("--provider", "qemu")
+    assert sent.options[-1] == "--access-log"
+    assert job.servers.urls == ()
+
+
+def test_desktops_are_either_given_by_url_or_started_on_ray() -> None:
+    resource = DesktopsResource(urls=["http://a:1"], ray=DesktopsOnRay())
+    with (
+        pytest.raises(RecipeError, match=r"given twice, by URL \(http://a:1\) and by desktops\.ray"),
+        resource.serve(NOWHERE, load_recipe("smoke")),
+    ):
+        pass
+
+
+def test_what_desktops_on_ray_are_made_from_is_not_known_before_they_run() -> None:
+    assert DesktopsResource(ray=DesktopsOnRay()).identity(load_recipe("smoke")) is None
+
+
+def test_a_launcher_of_this_machine_refuses_desktops_on_ray(tmp_path: Path) -> None:
+    job = job_of(DesktopsResource(ray=DesktopsOnRay()))
+    with pytest.raises(dg.Failure) as failure:
+        Launcher().launch(dg.build_asset_context(), "collect", job, print, state=StateDir(tmp_path))
+    assert "set launcher.runs_on to ray, or desktops.urls to env servers" in str(failure.value.description)
+    assert not failure.value.allow_retries
