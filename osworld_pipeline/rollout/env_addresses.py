@@ -31,9 +31,14 @@ def lookup_of(address: str, resolve: Resolve = resolve_name) -> Lookup | None:
     """None for the URL of one server. Raises EnvServerError: the address is not valid."""
     if address.startswith("dns+"):
         return _dns_lookup(address, resolve)
-    if address.startswith(f"{RAY_SCHEME}://"):
+    if is_final(address):
         return _ray_lookup(address.removeprefix(f"{RAY_SCHEME}://"))
     return None
+
+
+def is_final(address: str) -> bool:
+    """Whether a server that leaves this address has ended. One that leaves a host name may only drain."""
+    return address.startswith(f"{RAY_SCHEME}://")
 
 
 def _dns_lookup(address: str, resolve: Resolve) -> Lookup:

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -156,7 +156,7 @@ class EnvClient:
             try:
                 return await self._send_once(base_url, path, body, answer, min(self.timeouts.request_s, left_s))
             except LostAnswerError as lost:
-                if not can_resend:
+                if not can_resend or self._is_silent(base_url):
                     raise lost.meaning from lost
                 give_up_at = min(give_up_at, time.monotonic() + self.timeouts.resend_s)
                 wait_s = backoff_s(attempt)
@@ -178,7 +178,7 @@ class EnvClient:
         url = f"{base_url}{path}"
         timeout = httpx.Timeout(timeout_s, connect=min(timeout_s, self.timeouts.connect_s))
         try:
-            response = await self._http.post(url, json=dict(body), timeout=timeout)
+            response = await self._unless_silent(base_url, path, self._http.post(url, json=dict(body), timeout=timeout))
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise LostAnswerError(UnreachableError(unreachable(base_url))) from error
         except httpx.TimeoutException as error:
@@ -199,6 +199,32 @@ class EnvClient:
             raise EnvServerError(
                 f"{url} did not answer with a {answer.__name__}: {error.errors()[0]['msg']}; is this an env server?"
             ) from error
+
+    async def _unless_silent(
+        self, base_url: str, path: str, call: Coroutine[Any, Any, httpx.Response]
+    ) -> httpx.Response:
+        """The response of a call. Raises LostAnswerError: the server answers nothing at all any more, long before the
+        time limit of the call."""
+        silence = self.fleet.silence_of(base_url)
+        if silence is None:
+            return await call
+        calling, waiting = asyncio.ensure_future(call), asyncio.ensure_future(silence.wait())
+        try:
+            await asyncio.wait({calling, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if not calling.done():
+                kind = {"/reset": UnreachableError, "/evaluate": EvaluatorError}.get(path, ReplicaError)
+                raise LostAnswerError(kind(f"{base_url} does not answer any more: it was lost, or its network"))
+            response = calling.result()
+        finally:
+            calling.cancel()
+            waiting.cancel()
+            await asyncio.gather(calling, waiting, return_exceptions=True)
+        self.fleet.has_answered(base_url)
+        return response
+
+    def _is_silent(self, base_url: str) -> bool:
+        silence = self.fleet.silence_of(base_url)
+        return silence is not None and silence.is_set()
 
     async def close_episode(self, base_url: str, episode_id: str) -> None:
         """Releases the replica; if this fails, the server's idle timeout does."""

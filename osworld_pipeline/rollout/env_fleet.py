@@ -11,13 +11,13 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
 from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.errors import EnvServerError, PipelineError
-from osworld_pipeline.rollout.env_addresses import Lookup, Resolve, lookup_of, resolve_name
+from osworld_pipeline.rollout.env_addresses import Lookup, Resolve, is_final, lookup_of, resolve_name
 from osworld_pipeline.rollout.env_answers import UnreachableError
 from osworld_pipeline.wire import HealthAnswer
 
@@ -27,6 +27,8 @@ LOOK_INTERVAL_S = 3.0
 NAME_LIMIT_S = 60.0
 LOOK_LIMIT_S = 10.0
 """A server that does not answer /health within this time gets no episode until it does."""
+SILENT_S = 30.0
+"""If a server answers nothing for so long, calls that wait for it are given up: its machine or its network is lost."""
 
 
 class ServerState(StrEnum):
@@ -52,6 +54,10 @@ class EnvServer:
     last_turn: int = 0
     complaint: str = ""
     """Why it gets no episode."""
+    last_answer: float = field(default_factory=time.monotonic)
+    """In seconds of the monotonic clock; any answer counts, and its discovery."""
+    is_silent: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while calls that wait for it are given up."""
 
 
 class ServerQuestions(Protocol):
@@ -82,6 +88,8 @@ class EnvFleet:
         lookups = {address: lookup_of(address, resolve) for address in addresses}
         self._names = {address: lookup for address, lookup in lookups.items() if lookup is not None}
         self._servers = {address: EnvServer(address) for address in addresses if address not in self._names}
+        self._left: dict[str, EnvServer] = {}
+        """Servers that have left a name, and may still have episodes."""
         self._found: dict[str, frozenset[str]] = {}
         """The servers of each name that was resolved."""
         self._grounds: Grounds | None = None
@@ -172,6 +180,20 @@ class EnvFleet:
     def is_unreachable(self, server: EnvServer, error: PipelineError) -> None:
         self._set_down(server, str(error))
 
+    def has_answered(self, url: str) -> None:
+        server = self._server_at(url)
+        if server is not None:
+            server.last_answer = time.monotonic()
+            server.is_silent.clear()
+
+    def silence_of(self, url: str) -> asyncio.Event | None:
+        """Set while calls that wait for the server are given up; None for a server of no run."""
+        server = self._server_at(url)
+        return None if server is None else server.is_silent
+
+    def _server_at(self, url: str) -> EnvServer | None:
+        return self._servers.get(url) or self._left.get(url)
+
     def released(self, url: str) -> None:
         """An episode of this client there is over."""
         self.last_release = time.monotonic()
@@ -198,15 +220,20 @@ class EnvFleet:
         self._found[address] = found
         for url in sorted(found - old):
             log.info("the env server at %s joins (%s)", url, address)
-            self._servers.setdefault(url, EnvServer(url))
+            self._servers.setdefault(url, self._left.pop(url, EnvServer(url)))
         for url in sorted(old - found):
             log.info("the env server at %s has left (%s)", url, address)
-            self._servers.pop(url, None)
+            server = self._servers.pop(url, None)
+            if server is not None:
+                self._left[url] = server
+                if is_final(address):
+                    server.is_silent.set()
 
     async def _look_at(self, server: EnvServer) -> None:
         try:
             async with asyncio.timeout(LOOK_LIMIT_S):
                 health = await self._questions.health_of(server.url)
+                self.has_answered(server.url)
                 if server.grounds is None or server.state is ServerState.REFUSED:
                     server.grounds = await self._questions.grounds_of(server.url)
         except TimeoutError:
@@ -224,6 +251,8 @@ class EnvFleet:
         if server.state is not ServerState.DOWN and self.has_several:
             log.warning("%s; its episodes go to the other env servers", complaint)
         server.state, server.complaint = ServerState.DOWN, complaint
+        if time.monotonic() - server.last_answer >= SILENT_S:
+            server.is_silent.set()
         # It may come back with another image.
         server.free = server.grounds = None
 

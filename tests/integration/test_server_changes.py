@@ -12,6 +12,7 @@ from env_server_process import RunningServer, running_env_server
 
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EnvServerError, ReplicaError
+from osworld_pipeline.rollout import env_fleet
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.wire import EnvConfig
 from osworld_pipeline.wire.listening import listen_on
@@ -21,6 +22,8 @@ pytestmark = [pytest.mark.desktop, pytest.mark.slow]
 NUM_STEPS = 12
 PAUSE_S = 0.2
 JOIN_LIMIT_S = 10.0
+FREEZE_LIMIT_S = 30.0
+"""A call may take 120 s."""
 TASK = Task.from_config(
     {
         "id": "make-a-file",
@@ -80,7 +83,11 @@ async def until_served(run: Run, url: str, number: int) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_no_episode_is_lost_while_servers_join_drain_and_die(tmp_path: Path) -> None:
+async def test_no_episode_is_lost_while_servers_join_drain_freeze_and_die(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env_fleet, "LOOK_LIMIT_S", 1.0)
+    monkeypatch.setattr(env_fleet, "SILENT_S", 3.0)
     images = tmp_path / "images"
     with ExitStack() as stack:
 
@@ -113,6 +120,12 @@ async def test_no_episode_is_lost_while_servers_join_drain_and_die(tmp_path: Pat
             drained.process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(drained.process.wait, 30) == 0
             assert run.faults[drained.url] == 0, "its episodes ended by themselves"
+
+            # As if its network was cut: connections stay open, and nothing is answered.
+            killed.process.send_signal(signal.SIGSTOP)
+            async with asyncio.timeout(FREEZE_LIMIT_S):
+                while not run.faults[killed.url]:  # noqa: ASYNC110 - the state of other tasks
+                    await asyncio.sleep(0.05)
 
             killed.process.kill()
             num_before = run.served[late_url]

@@ -22,6 +22,7 @@ from osworld_pipeline.errors import (
     TaskError,
     TouchedError,
 )
+from osworld_pipeline.rollout import env_fleet
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 from osworld_pipeline.wire import EnvConfig
 
@@ -176,6 +177,51 @@ async def test_a_reset_waits_as_long_as_desktops_of_the_client_become_free(conne
         assert not waiting.done(), "0.7 s after its start, and 0.3 s after a desktop became free"
         server.answers["/reset"] = [RESET]
         await asyncio.wait_for(waiting, timeout=3)
+
+
+async def never() -> httpx.Response:
+    await asyncio.sleep(3600)
+    raise AssertionError
+
+
+@pytest.fixture
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.02)
+    monkeypatch.setattr(env_fleet, "SILENT_S", 0.3)
+
+
+@pytest.mark.parametrize(
+    ("path", "call", "error"),
+    [
+        ("/step", lambda desktop: desktop.act("WAIT", pause_s=0), ReplicaError),
+        ("/evaluate", lambda desktop: desktop.score(), EvaluatorError),
+    ],
+)
+async def test_a_call_of_a_server_that_was_lost_is_given_up_long_before_its_time_limit(
+    connect: Any, task: Task, quick_looks: None, path: str, call: Any, error: type[Exception]
+) -> None:
+    client, _ = connect({path: [never], "/health": [httpx.ConnectTimeout("no route")]})
+    async with client:
+        desktop = client.desktop()
+        await desktop.reset(task)
+        with pytest.raises(error, match="http://one:8100 does not answer any more"):
+            await asyncio.wait_for(call(desktop), timeout=3)
+
+
+async def test_a_server_that_is_only_slow_to_say_how_it_is_keeps_its_episodes(
+    connect: Any, task: Task, quick_looks: None
+) -> None:
+    async def slow() -> httpx.Response:
+        await asyncio.sleep(0.2)
+        return httpx.Response(200, json=SCREEN)
+
+    client, server = connect({"/step": [slow], "/health": [httpx.ConnectTimeout("busy")]})
+    async with client:
+        desktop = client.desktop()
+        await desktop.reset(task)
+        for _ in range(4):
+            await desktop.act("WAIT", pause_s=0)
+    assert server.paths().count("/step") == 4
 
 
 async def test_an_unreachable_server_names_its_address_and_the_way_out(connect: Any, task: Task) -> None:

@@ -190,6 +190,31 @@ async def test_servers_of_a_name_come_and_go_with_its_addresses(caplog: pytest.L
     await fleet.close()
 
 
+@pytest.mark.parametrize(("address", "is_over"), [("dns+http://desktops.local:8100", False), ("ray+http://f", True)])
+async def test_calls_are_given_up_at_a_server_that_ended_and_not_at_one_that_drains(
+    monkeypatch: pytest.MonkeyPatch, address: str, is_over: bool
+) -> None:
+    found = [A, B]
+
+    async def look_up() -> Sequence[str]:
+        return list(found)
+
+    monkeypatch.setattr(env_fleet, "lookup_of", lambda address, resolve: look_up)
+    fleet = EnvFleet([address], Servers(a=8, b=8))
+    await fleet.open()
+    await fleet.close()
+    silence = fleet.silence_of(B)
+    assert silence is not None
+    assert not silence.is_set()
+    found.remove(B)
+    await fleet.look()
+    assert fleet.silence_of(B) is silence
+    assert silence.is_set() == is_over
+    found.append(B)
+    await fleet.look()
+    assert not silence.is_set(), "it is back"
+
+
 async def test_a_name_gets_some_time_to_have_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)
     monkeypatch.setattr(env_fleet, "NAME_LIMIT_S", 0.5)
