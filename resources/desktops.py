@@ -68,7 +68,11 @@ class DesktopsResource(dg.ConfigurableResource):
     urls: list[str] = Field(
         default_factory=list, description="Base URLs of env servers; they override the recipe's desktop.server_urls."
     )
-    token: str | None = Field(default=None, description="Bearer token of the remote servers; give it as an EnvVar.")
+    token: str | None = Field(
+        default=None,
+        description="Bearer token of the remote servers, or of those on Ray (without it each program has its own); "
+        "give it as an EnvVar.",
+    )
     ray: DesktopsOnRay | None = Field(
         default=None, description="Desktops that the program starts on its Ray cluster, instead of `urls`."
     )
@@ -86,7 +90,7 @@ class DesktopsResource(dg.ConfigurableResource):
                 raise RecipeError(
                     f"desktops are given twice, by URL ({', '.join(urls)}) and by desktops.ray: remove one of them"
                 )
-            yield EnvServers(urls=(), token=None, num_replicas=desktop.num_replicas, on_ray=self.ray.of(recipe))
+            yield EnvServers(urls=(), token=self.token, num_replicas=desktop.num_replicas, on_ray=self.ray.of(recipe))
             return
         if urls:
             yield EnvServers(urls=urls, token=self.token, num_replicas=desktop.num_replicas)

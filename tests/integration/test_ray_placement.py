@@ -209,13 +209,15 @@ def launch_with_desktops(
         sent = TypeAdapter(EnvServers).dump_python(servers, mode="json")
     job = {"servers": sent, "state_root": str(folder)}
     on = nodes.launcher(start_timeout_s=start_timeout_s)
-    return finish(start_launch(folder, on, "launched.desktops", job, num_processes=num_processes))[-1]
+    said = finish(start_launch(folder, on, "launched.desktops", job, num_processes=num_processes))
+    return {**said[-1], "pages": [one["message"] for one in said if one["kind"] == "info"]}
 
 
 @pytest.mark.desktop
 def test_each_of_several_ranks_finds_the_desktops_of_the_cluster(nodes: Nodes, tmp_path: Path) -> None:
     returned = launch_with_desktops(tmp_path, nodes, num_processes=2)
     assert returned.get("result") == {"desktops": 2, "has_token": True}, returned
+    assert returned["pages"][0].endswith("/status")
 
 
 def test_desktops_for_which_no_node_has_room_are_named(nodes: Nodes, tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def _desktops(
     """The job with the URLs of its desktops. Raises EnvServerError."""
     resources = f"{desktops.server(desktops.sizes[0])} for each of {len(desktops.sizes)} env servers"
     report(Waiting(resources=resources, has_limit=True))
-    with ray_desktops(desktops, StateDir(Path(job["state_root"])), timeout_s=limit_s) as servers:
+    state, token = StateDir(Path(job["state_root"])), job["servers"].get("token")
+    with ray_desktops(desktops, state, report, token=token, timeout_s=limit_s) as servers:
         yield {**job, "servers": asdict(servers)}
 
 

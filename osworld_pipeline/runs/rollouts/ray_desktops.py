@@ -19,6 +19,7 @@ from typing import Any
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.rollout.env_addresses import RAY_NAMESPACE, RAY_SCHEME
+from osworld_pipeline.runs.messages import Info, Report
 from osworld_pipeline.runs.placement import RayDesktops
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError, answer_of, node_address
@@ -152,9 +153,13 @@ async def _answer(call: Any) -> Any:
 
 
 @contextmanager
-def ray_desktops(desktops: RayDesktops, state: StateDir, *, timeout_s: float) -> Iterator[EnvServers]:
+def ray_desktops(
+    desktops: RayDesktops, state: StateDir, report: Report, *, token: str | None, timeout_s: float
+) -> Iterator[EnvServers]:
     """Starts the desktops of a job on the cluster that this process is connected to; they are stopped when the block
-    ends, or when this process dies. They have a token of their own, which no other program has.
+    ends, or when this process dies. Reports the pages of the servers that run at the start.
+
+    `token`: of the servers; None for a new one, which no other program has.
 
     Raises:
         EnvServerError: no server started within `timeout_s`, or each failed; quotes the last failure.
@@ -162,7 +167,7 @@ def ray_desktops(desktops: RayDesktops, state: StateDir, *, timeout_s: float) ->
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    name, token = f"desktops-{secrets.token_hex(8)}", secrets.token_urlsafe(24)
+    name, token = f"desktops-{secrets.token_hex(8)}", token or secrets.token_urlsafe(24)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actors: Any = ray.remote(DesktopsActor)
     keeper = actors.options(
@@ -170,10 +175,12 @@ def ray_desktops(desktops: RayDesktops, state: StateDir, *, timeout_s: float) ->
     ).remote(desktops, token, state.logs.resolve())
     try:
         try:
-            asyncio.run(_opened(keeper, timeout_s))
+            urls = asyncio.run(_opened(keeper, timeout_s))
         except (EnvServerError, LostActorError) as error:
             each = desktops.server(desktops.sizes[0])
             raise EnvServerError(f"{error}; an env server needs {each} of one node") from error
+        for url in urls:
+            report(Info(message=f"desktops: {url}/status"))
         yield EnvServers(urls=(f"{RAY_SCHEME}://{name}",), token=token, num_replicas=sum(desktops.sizes))
     finally:
         asyncio.run(_ask(keeper, "close", limit_s=STOP_LIMIT_S + SLACK_S))
@@ -186,5 +193,7 @@ async def _ask(actor: Any, method: str, *, limit_s: float) -> None:
         await answer_of(getattr(actor, method).remote(), limit_s)
 
 
-async def _opened(keeper: Any, timeout_s: float) -> None:
+async def _opened(keeper: Any, timeout_s: float) -> list[str]:
+    """The URLs of the servers that run then."""
     await answer_of(keeper.open.remote(timeout_s), timeout_s + SLACK_S)
+    return await answer_of(keeper.urls.remote(), SLACK_S)
