@@ -18,7 +18,7 @@ setup: ## Debian packages and .venv
 	@scripts/setup
 
 setup-test:
-	@scripts/setup debian qemu extras python tokenizer
+	@scripts/setup debian qemu extras python tokenizer hosts
 
 setup-python:
 	@scripts/setup python

@@ -2,10 +2,8 @@
 temporary file, which the next writer in that folder removes."""
 
 import errno
-import fcntl
 import os
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from osworld_pipeline.errors import PipelineError, StoreError
-from osworld_pipeline.file_system import explain_lock
+from osworld_pipeline.file_locks import TakenError, lock
+from osworld_pipeline.file_system import NO_LOCKS, explain_lock
 from osworld_pipeline.temp_names import is_stale, temp_name
 
 
@@ -95,38 +94,23 @@ def remove_stale_temps(folder: Path) -> int:
 def locked(
     path: Path, *, timeout_s: float, error: type[PipelineError], what: str, is_shared: bool = False
 ) -> Iterator[None]:
-    """Holds an exclusive or a shared lock on `path`; the kernel releases it if this process dies.
+    """Holds an exclusive or a shared lock on `path`, which ends with this process (`file_locks`).
 
     Raises:
         PipelineError: of class `error`, when another process holds it for longer than `timeout_s`; the message has its
             pid.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = path.open("a+")
+        held = lock(path, timeout_s=timeout_s, is_shared=is_shared)
+    except TakenError as taken:
+        raise error(
+            f"{what} is locked by process {taken.holder} for longer than {timeout_s:g} s ({path}): "
+            "wait for it or stop it, then try again"
+        ) from None
     except OSError as failure:
-        raise StoreError(explain_refusal(path, failure)) from failure
-    with handle:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    handle.seek(0)
-                    holder = handle.read().strip() or "unknown"
-                    raise error(
-                        f"{what} is locked by process {holder} for longer than {timeout_s:g} s ({path}): "
-                        "wait for it or stop it, then try again"
-                    ) from None
-                time.sleep(0.02)
-            except OSError as failure:
-                raise StoreError(explain_lock(path, failure)) from failure
-        if not is_shared:
-            handle.truncate(0)
-            handle.write(str(os.getpid()))
-            handle.flush()
+        explain = explain_lock if failure.errno in NO_LOCKS else explain_refusal
+        raise StoreError(explain(path, failure)) from failure
+    with held:
         yield
 
 

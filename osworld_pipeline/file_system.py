@@ -1,5 +1,5 @@
 """Checks that the file system of a state folder supports what the store needs: atomic renames, and locks that exclude
-other processes."""
+other processes, or hard links for lock files."""
 
 import errno
 import fcntl
@@ -8,25 +8,31 @@ from functools import lru_cache
 from pathlib import Path
 
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.file_locks import MARKER, uses_lock_files
 from osworld_pipeline.temp_names import temp_name
 
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Errors of `flock` on a file system without locks."""
+OF_STATES = ("trajectories", "tables", "checkpoints", "blobs")
+"""Folders of a state that a process may use."""
 _OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
 
 @lru_cache(maxsize=64)
 def need_file_system(folder: Path) -> None:
-    """Returns if a state can be written in `folder`; checked once per process.
+    """Returns if a state can be written in `folder`; checked once per process. A new state on a file system without
+    locks gets lock files.
 
     Raises:
         StoreError: it is read-only, or has no locks or no rename over a file.
     """
     temp, target = folder / temp_name(), folder / temp_name()
     try:
-        # Both for writing: NFS grants an exclusive lock to no other descriptor.
-        with temp.open("wb") as first, temp.open("r+b") as second:
-            _need_lock(folder, first.fileno(), second.fileno())
+        temp.touch()
+        if not uses_lock_files(folder.absolute()):
+            _need_locks(folder, temp)
+        if uses_lock_files(folder.absolute()):
+            _need_links(folder, temp, target)
         target.touch()
         os.replace(temp, target)
     except OSError as error:
@@ -56,26 +62,41 @@ def explain_lock(path: Path, error: OSError) -> str:
     """One sentence about a lock that failed for a reason other than another holder."""
     if error.errno in NO_LOCKS:
         return (
-            f"the file system of {path} has no locks (flock: {error.strerror}): keep the state on a local disk, or on "
-            "NFS 4 without the options nolock and local_lock"
+            f"the file system of {path} has no locks (flock: {error.strerror}): keep the state on a local disk or on "
+            f"NFS 4 without the options nolock and local_lock; or create the empty file {MARKER} in the state folder "
+            "while no process of any host uses it"
         )
     return f"cannot lock {path}: {error.strerror or error}; fix that and run again"
 
 
-def _need_lock(folder: Path, first: int, second: int) -> None:
-    try:
-        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise StoreError(explain_lock(folder, error)) from error
-    try:
-        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return
-    except OSError as error:
-        raise StoreError(explain_lock(folder, error)) from error
+def _need_locks(folder: Path, temp: Path) -> None:
+    # Both for writing: NFS grants an exclusive lock to no other descriptor.
+    with temp.open("wb") as first, temp.open("r+b") as second:
+        try:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if error.errno not in NO_LOCKS or any((folder / name).exists() for name in OF_STATES):
+                raise StoreError(explain_lock(folder, error)) from error
+            (folder / MARKER).touch()
+            uses_lock_files.cache_clear()
+            return
     raise StoreError(
-        f"the file system of {folder} grants one lock to two holders: keep the state on a local disk, or on NFS 4"
+        f"the file system of {folder} grants one lock to two holders: keep the state on a local disk, or on NFS 4; or "
+        f"create the empty file {MARKER} in the state folder while no process of any host uses it"
     )
+
+
+def _need_links(folder: Path, temp: Path, other: Path) -> None:
+    """Lock files are made by hard links."""
+    try:
+        os.link(temp, other)
+    except OSError as error:
+        raise StoreError(
+            f"the file system of {folder} has neither locks nor hard links ({error.strerror}): choose another folder"
+        ) from error
 
 
 def _explain(folder: Path, error: OSError) -> str:

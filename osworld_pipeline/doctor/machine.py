@@ -13,6 +13,7 @@ from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.top_level_names import shadow_sentence
 from osworld_pipeline.errors import DependencyError, StoreError
+from osworld_pipeline.file_locks import MARKER, uses_lock_files
 from osworld_pipeline.file_system import local_locks, need_file_system
 
 GB = 1e9
@@ -80,12 +81,15 @@ def check_file_system(name: str, state: StateDir) -> Finding:
     except StoreError as error:
         message, _, remedy = str(error).rpartition(": ")
         return Finding(name=name, status=Status.MISSING, message=message, remedy=remedy)
+    if uses_lock_files(folder.absolute()):
+        return Finding(name=name, status=Status.OK, message=f"{folder} has lock files and atomic renames")
     if option := local_locks(folder):
         return Finding(
             name=name,
             status=Status.WARN,
             message=f"{folder} is mounted with {option}: its locks exclude only processes of this host",
-            remedy=f"mount it without {option} if several hosts share the state",
+            remedy=f"mount it without {option} if several hosts share the state, or create the file {folder / MARKER} "
+            "while no process uses it",
         )
     return Finding(name=name, status=Status.OK, message=f"{folder} supports locks and atomic renames")
 

@@ -6,6 +6,7 @@ catalog, and a part written after the build is visible at once through its view.
 
 import functools
 import os
+import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from osworld_pipeline.atomic_io import locked, remove_stale_temps, replacing
 from osworld_pipeline.columns import OWNED_TABLES
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
+from osworld_pipeline.file_locks import uses_lock_files
 from osworld_pipeline.store.part_files import Manifest
 from osworld_pipeline.tables.builds import UNION_TABLES, current_build, table_paths
 from osworld_pipeline.tables.live_files import store_retired
@@ -53,20 +55,42 @@ def rebuild_catalog(state: StateDir) -> Path:
     lock = state.root / "catalog.lock"
     with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=TableError, what="the rebuild of the catalog"):
         remove_stale_temps(state.root)
-        with replacing(state.catalog) as temp:
+        with replacing(state.catalog) as temp, _built_at(temp) as database:
             try:
                 seed_tables(state)
-                temp.write_bytes(_views_alone())
-                with _connect(temp) as connection:
+                database.write_bytes(_views_alone())
+                with _connect(database) as connection:
                     _create_tables(connection, state)
                     store_retired(connection, Manifest.read(state.trajectories))
             except duckdb.Error as error:
                 raise TableError(f"cannot build the catalog {state.catalog}: {first_line(error)}") from error
-            finally:
-                Path(f"{temp}.wal").unlink(missing_ok=True)
             # DuckDB must not replay the log of a process that died while writing the old file.
             Path(f"{state.catalog}.wal").unlink(missing_ok=True)
     return state.catalog
+
+
+@contextmanager
+def _built_at(path: Path) -> Iterator[Path]:
+    """Where DuckDB builds the file that ends at `path`."""
+    if not uses_lock_files(path.absolute().parent):
+        try:
+            yield path
+        finally:
+            Path(f"{path}.wal").unlink(missing_ok=True)
+        return
+    with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
+        yield Path(folder) / path.name
+        shutil.copyfile(Path(folder) / path.name, path)
+
+
+@contextmanager
+def openable(catalog: Path) -> Iterator[Path]:
+    """The catalog, for reading; a copy if its file system has no locks, which DuckDB needs."""
+    if not uses_lock_files(catalog.absolute().parent):
+        yield catalog
+        return
+    with tempfile.TemporaryDirectory(prefix="catalog-") as folder:
+        yield Path(shutil.copyfile(catalog, Path(folder) / catalog.name))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import duckdb
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.catalog import openable, rebuild_catalog
 
 _SHAPE = """
 SELECT 'view', view_name, sql FROM duckdb_views() WHERE NOT internal
@@ -32,7 +32,7 @@ def _present_shape() -> frozenset[tuple[str, ...]]:
 
 def _shape(path: Path) -> frozenset[tuple[str, ...]]:
     try:
-        with duckdb.connect(str(path), read_only=True) as connection:
+        with openable(path) as database, duckdb.connect(str(database), read_only=True) as connection:
             return frozenset(connection.execute(_SHAPE).fetchall())
     except duckdb.Error as error:
         raise TableError(f"cannot read the catalog {path}: {error}") from error

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import duckdb
@@ -13,7 +13,7 @@ from osworld_pipeline.columns import OWNED_TABLES, PART_TABLES
 from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
-from osworld_pipeline.tables.catalog import first_line
+from osworld_pipeline.tables.catalog import first_line, openable
 from osworld_pipeline.tables.part_views import pin_snapshot
 from osworld_pipeline.tables.slow_query import slow_reasons
 from osworld_pipeline.tables.views import DERIVED
@@ -128,11 +128,12 @@ def open_catalog(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
             f"there is no catalog at {state.catalog} yet: run {pipeline_line(state, 'demo')} first, or name another "
             "state folder with --state"
         )
-    try:
-        connection = duckdb.connect(str(state.catalog), read_only=True)
-    except duckdb.Error as error:
-        raise TableError(_explain_open(state, error)) from error
-    with connection:
+    with ExitStack() as stack:
+        try:
+            database = stack.enter_context(openable(state.catalog))
+            connection = stack.enter_context(duckdb.connect(str(database), read_only=True))
+        except duckdb.Error as error:
+            raise TableError(_explain_open(state, error)) from error
         folder = str(state.trajectories.resolve()).replace("'", "''")
         pin_snapshot(connection, state)
         for setting in (

@@ -10,6 +10,7 @@ from typing import Any
 
 from osworld_pipeline.atomic_io import locked, remove_stale_temps, replacing
 from osworld_pipeline.errors import StoreError, TrackingError
+from osworld_pipeline.file_locks import uses_lock_files
 
 SQLITE = "sqlite:///"
 TABLES_TIMEOUT_S = 120.0
@@ -38,6 +39,11 @@ def open_client(tracking_uri: str) -> Any:
     from mlflow import MlflowClient
 
     database = Path(tracking_uri.removeprefix(SQLITE))
+    if tracking_uri.startswith(SQLITE) and uses_lock_files(database.absolute().parent):
+        raise StoreError(
+            f"MLflow's database {database} would be on a file system without locks, which SQLite needs: set the "
+            "tracking resource's uri to an MLflow server, or to sqlite:////PATH on a local disk"
+        )
     if tracking_uri.startswith(SQLITE) and not database.exists():
         lock = database.with_name(f".{database.name}.lock")
         with locked(lock, timeout_s=TABLES_TIMEOUT_S, error=StoreError, what=f"the creation of {database}"):

@@ -129,6 +129,7 @@ def test_only_a_second_holder_that_has_to_wait_proves_a_lock(
         if num_calls == 2 and refused is not None:
             raise refused
 
+    (tmp_path / "tables").mkdir()  # as of a state that others may use
     monkeypatch.setattr(fcntl, "flock", flock)
     if not told:
         need_file_system(tmp_path)

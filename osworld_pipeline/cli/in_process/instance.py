@@ -9,9 +9,13 @@ webserver and daemon.
 from pathlib import Path
 
 import dagster as dg
+import yaml
 
 from osworld_pipeline.atomic_io import write_file
+from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.domain.state import DEFAULT_STATE, StateDir
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.file_locks import uses_lock_files
 from osworld_pipeline.project import INSTANCE, need_project
 
 FOLDER = "dagster"
@@ -19,8 +23,21 @@ FOLDER = "dagster"
 
 
 def open_instance(state: StateDir) -> dg.DagsterInstance:
-    """Raises DependencyError if this folder has no dagster.yaml."""
-    return dg.DagsterInstance.from_config(str(instance_home(state)))
+    """
+    Raises:
+        DependencyError: this folder has no dagster.yaml.
+        StoreError: its SQLite records would be on a file system without locks.
+    """
+    home = instance_home(state)
+    storage = yaml.safe_load((home / INSTANCE).read_text()).get("storage") or {}
+    records = (storage.get("sqlite") or {}).get("base_dir")
+    if isinstance(records, str) and uses_lock_files((home / records).absolute()):
+        raise StoreError(
+            f"Dagster's records in {home / records} would be on a file system without locks, which SQLite needs: set "
+            f"`storage` in {need_project(Path.cwd())} to Postgres ({shell_line(PIPELINE, 'init', '--postgres')}), or "
+            "its base_dir to a local disk"
+        )
+    return dg.DagsterInstance.from_config(str(home))
 
 
 def instance_home(state: StateDir) -> Path:

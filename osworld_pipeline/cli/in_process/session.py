@@ -1,14 +1,13 @@
 """Runs jobs in this process, one after the other, without Dagster's daemon, for `demo`, `backfill`, `evaluate` and
 `collect`."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from uuid import uuid4
 
 import dagster as dg
@@ -23,6 +22,8 @@ from osworld_pipeline.cli.in_process.instance import open_instance
 from osworld_pipeline.cli.in_process.pools import handled_interrupts, pools_of, wait_for_pools
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, StoreError
+from osworld_pipeline.file_locks import TakenError, lock
+from osworld_pipeline.file_system import need_file_system
 from osworld_pipeline.runs.launch.fork_server import kept_fork_server
 from osworld_pipeline.runs.rollouts.embedded_server import kept_env_server
 from resources.progress import watched_progress
@@ -117,6 +118,7 @@ def open_in_process(
     """
     state = StateDir(state_root.resolve())
     _need_disk(state)
+    need_file_system(state.root)
     with _only_one(state):
         instance = open_instance(state)
         try:
@@ -155,22 +157,12 @@ def _need_disk(state: StateDir) -> None:
 
 @contextmanager
 def _only_one(state: StateDir) -> Iterator[None]:
-    path = state.root / "demo.lock"
-    lock: IO[str] = path.open("a+")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.seek(0)
-        holder = lock.read().strip() or "unknown"
-        lock.close()
+        only = lock(state.root / "demo.lock")
+    except TakenError as error:
         raise PipelineError(
-            f"another demo, backfill, evaluate or collect (process {holder}) runs on {state.root}: wait for it or "
-            "stop it"
+            f"another demo, backfill, evaluate or collect (process {error.holder}) runs on {state.root}: wait for it "
+            "or stop it"
         ) from error
-    try:
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+    with only:
         yield
-    finally:
-        lock.close()

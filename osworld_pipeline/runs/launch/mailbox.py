@@ -5,7 +5,6 @@ The folder is in the state folder, which all machines of a run share. A job may 
 its file, and the program removes it after reading.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -19,6 +18,7 @@ from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.file_locks import TakenError, lock
 from osworld_pipeline.runs.messages import Message, parse_message
 
 SEGMENT_BYTES = 256 << 10
@@ -96,27 +96,31 @@ def mailbox_folder(state: StateDir, name: str) -> Path:
 @contextmanager
 def open_mailbox(state: StateDir, name: str) -> Iterator[Mailbox]:
     """A new mailbox that exists until the block ends; its lock marks it as in use."""
-    folder, unlocked = mailbox_folder(state, name), mailbox_folder(state, f".{name}")
+    folder = mailbox_folder(state, name)
     with _writing(folder):
-        unlocked.mkdir(parents=True, mode=0o700)
-        lock = (unlocked / "lock").open("w")
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unlocked.rename(folder)  # no process sees it unlocked and treats it as an orphan
-        try:
-            yield Mailbox(folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        held = lock(_lock_of(folder))  # no process sees the folder unlocked and treats it as an orphan
+        folder.mkdir(mode=0o700)
+    try:
+        yield Mailbox(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        held.release(remove=True)
 
 
 def orphaned_mailboxes(state: StateDir) -> list[Mailbox]:
     """Mailboxes whose launcher is dead."""
     found: list[Mailbox] = []
-    for path in sorted(state.launches.glob("[!.]*/lock")):
-        with suppress(OSError), path.open("r+") as lock:  # NFS locks only what is open for writing
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found.append(Mailbox(path.parent))
+    for path in sorted(state.launches.glob("[!.]*/")):
+        if path.suffix == ".rw":
+            continue  # a lock
+        with suppress(OSError, TakenError):
+            lock(_lock_of(path)).release(remove=True)
+            found.append(Mailbox(path))
     return found
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
 
 
 def remove_orphan(mailbox: Mailbox) -> None:

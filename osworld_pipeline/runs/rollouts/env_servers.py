@@ -1,19 +1,16 @@
 """A program's connections to its env servers, under a client name of its own. Desktops that a killed predecessor left
 open are released before the first lease, instead of after the idle timeout."""
 
-import fcntl
-import os
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
-from typing import IO
 
 from osworld_pipeline.agent.images import fit_size
 from osworld_pipeline.atomic_io import locked, remove_stale_temps, write_file
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.file_locks import TakenError, lock
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
@@ -66,39 +63,18 @@ def client_name(state: StateDir, purpose: str) -> Iterator[tuple[str, bool]]:
     """A name, and whether it is the one of this purpose in this state. No other live process has the same name: while
     another process holds the name of the purpose, this one gets a unique name."""
     name = f"{purpose}@{_state_id(state)}"
-    lock = _take(state.clients / f"{digest_json(purpose)[:16]}.lock")
-    if lock is None:
+    path = state.clients / f"{digest_json(purpose)[:16]}.lock"
+    try:
+        held = lock(path)
+    except TakenError:
         yield f"{name}-{uuid.uuid4().hex[:8]}", False
         return
-    with lock:
-        try:
-            yield name, True
-        finally:
-            Path(lock.name).unlink(missing_ok=True)
-
-
-def _take(path: Path) -> IO[str] | None:
-    """The lock file, held until it is closed or this process dies; None while another process holds it.
-
-    Raises:
-        StoreError: the file system refuses it.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        while True:
-            file = path.open("a+")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
-                    return file
-                file.close()  # replaced by another file in the meantime
-            except BlockingIOError:
-                file.close()
-                return None
-            except FileNotFoundError:
-                file.close()  # removed by its holder between open and stat
     except OSError as error:
         raise StoreError(f"cannot lock {path}: {error.strerror}; the state folder must allow writing") from error
+    try:
+        yield name, True
+    finally:
+        held.release(remove=True)
 
 
 def _state_id(state: StateDir) -> str:

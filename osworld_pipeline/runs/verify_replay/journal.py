@@ -1,7 +1,6 @@
 """A journal of finished playbacks: each is on disk before the next begins, and the store gets few parts. The next run
 imports the journal of a killed run."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.replay import ReplayVerification
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.file_locks import TakenError, lock
 from osworld_pipeline.store import TrajectoryStore
 
 FOLDER = "verifying"
@@ -39,9 +39,8 @@ class VerificationJournal:
             self._folder.mkdir(parents=True, exist_ok=True)
             for left in sorted(self._folder.glob("*.jsonl")):
                 self._bring_in(left)
+            self._lock = lock(_lock_of(self._path))
             self._file = self._path.open("a")
-            # The lock marks the run as alive.
-            fcntl.flock(self._file, fcntl.LOCK_EX)
         except OSError as error:
             raise StoreError(f"cannot keep a journal in {self._folder} ({error}): make it writable") from error
         return self
@@ -52,6 +51,7 @@ class VerificationJournal:
             self._path.unlink(missing_ok=True)
         finally:
             self._file.close()
+            self._lock.release(remove=True)
 
     def write(self, verifications: Sequence[ReplayVerification]) -> None:
         """The records are on disk when this returns. Raises StoreError."""
@@ -74,14 +74,24 @@ class VerificationJournal:
 
     def _bring_in(self, path: Path) -> None:
         try:
-            with path.open("r+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = lock(_lock_of(path))
+        except TakenError:
+            return  # its run is alive
+        try:
+            with path.open() as file:
                 rows = [row for line in file if (row := _row_of(line)) is not None]
-                if rows:
-                    _write_part(self._store, rows)
-                path.unlink(missing_ok=True)
-        except (BlockingIOError, FileNotFoundError):
-            return  # its run is alive, or another run was faster
+            if rows:
+                _write_part(self._store, rows)
+            path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return  # another run was faster
+        finally:
+            held.release(remove=True)
+
+
+def _lock_of(journal: Path) -> Path:
+    """Held while its run is alive."""
+    return journal.with_suffix(".lock")
 
 
 def _write_part(store: TrajectoryStore, rows: Sequence[ReplayVerification]) -> None:
