@@ -22,15 +22,24 @@ def with_instance_settings(folder: Path) -> Path:
     return folder
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
         [sys.executable, "-m", "osworld_pipeline.cli", *arguments],
         cwd=folder,
         env={**os.environ, "DAGSTER_HOME": str(folder), "ENGINE_TOKEN": TOKEN, "COLUMNS": "400"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=LIMIT_S,
     )
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    process = start(folder, *arguments)
+    try:
+        output, errors = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def answer(folder: Path, *arguments: str) -> Any:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from command_runs import SETTINGS, answer, asked, with_instance_settings
+from command_runs import LIMIT_S, SETTINGS, answer, asked, run, start, with_instance_settings
 from launches import environment, finish, start_launch, wait_until
 from pydantic import TypeAdapter
 from test_verified_replay import ITEMS, RECIPE, recorded, replay_row, write_tables
@@ -244,16 +243,28 @@ def test_desktops_run_on_several_nodes_and_those_of_a_lost_node_are_replaced(
     def num_started() -> int:
         return log.read_text().count(" runs at http://") if log.exists() else 0
 
+    def num_stored() -> int:
+        return len(list((here / "var/trajectories/episodes").rglob("*.parquet")))
+
     settings = (*SETTINGS, "--set", "desktop.num_replicas=4", "--set", "desktop.pause_s=1.0")
-    with ThreadPoolExecutor(1) as pool:
-        collecting = pool.submit(answer, here, "collect", *settings, "--oracle", "--samples", "6")
-        try:
-            wait_until(lambda: num_started() == 2, "both env servers run", limit_s=120)
-            wait_until(lambda: list((here / "var/trajectories").rglob("*.parquet")), "an episode ends", limit_s=60)
-            nodes.kill("doomed")
-            nodes.add({"screen": 2, "spare": 1})
-            wait_until(lambda: num_started() == 3, "the lost server runs on the new node", limit_s=120)
-        finally:
-            collected = collecting.result()
-    assert collected["num_episodes"] == collected["num_success"] == 24, collected
+    collecting = start(here, "collect", *settings, "--oracle", "--samples", "500")
+    try:
+        wait_until(lambda: num_started() == 2, "both env servers run", limit_s=120)
+        nodes.add({"screen": 2, "spare": 1})
+        wait_until(num_stored, "an episode ends", limit_s=60)
+        nodes.kill("doomed")
+        wait_until(lambda: num_started() == 3, "the lost server runs on the new node", limit_s=120)
+        num_before = num_stored()
+        wait_until(lambda: num_stored() > num_before + 4, "episodes go on", limit_s=60)
+    finally:
+        collecting.send_signal(signal.SIGINT)
+        _, errors = collecting.communicate(timeout=LIMIT_S)
+    assert "collect was cancelled" in errors
+    assert run(here, "rebuild-catalog").returncode == 0
+    ((count, are_distinct, is_success),) = asked(
+        here, "SELECT count(*), count(*) = count(DISTINCT episode_id), bool_and(is_success) FROM episodes"
+    )
+    assert count > 2
+    assert are_distinct
+    assert is_success
     wait_until(lambda: not env_servers(tmp_path), "the env servers end with the program", limit_s=60)
