@@ -266,14 +266,24 @@ def _timed_demo(state: StateDir, name: str, recipe: str, settings: Sequence[str]
 
 
 def _checkpoints(state: StateDir, recipe: Recipe) -> dict[Stage, Checkpoint]:
-    """The checkpoints of the three stages of this recipe, found along the parents of the last one."""
+    """The checkpoints of the three stages of this recipe. Arms that share a state may differ only in an early stage."""
     made = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state)}
-    digest = stage_recipe_digest(Stage.GSPO_PHASE2, recipe)
-    last = [one for one in made.values() if one.stage is Stage.GSPO_PHASE2 and one.recipe_digest == digest]
-    if len(last) != 1:
-        raise BenchmarkError(f"{state.root} has {len(last)} phase 2 checkpoints of this recipe, not one: remove it")
+    chains = [_chain(last, made) for last in made.values() if last.stage is Stage.GSPO_PHASE2]
+    wanted = {stage: stage_recipe_digest(stage, recipe) for stage in STAGES}
+    found = [
+        chain
+        for chain in chains
+        if all(stage in chain and chain[stage].recipe_digest == digest for stage, digest in wanted.items())
+    ]
+    if len(found) != 1:
+        raise BenchmarkError(f"{state.root} has {len(found)} phase 2 checkpoints of this recipe, not one: remove it")
+    return found[0]
+
+
+def _chain(last: Checkpoint, made: Mapping[str, Checkpoint]) -> dict[Stage, Checkpoint]:
+    """A checkpoint and its parents."""
     found: dict[Stage, Checkpoint] = {}
-    current: Checkpoint | None = last[0]
+    current: Checkpoint | None = last
     while current is not None:
         found[current.stage] = current
         current = made.get(current.parent_id or "")
