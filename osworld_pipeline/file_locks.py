@@ -69,6 +69,12 @@ def lock(path: Path, *, timeout_s: float = 0.0, is_shared: bool = False) -> Lock
     return take(path, timeout_s, is_shared)
 
 
+def remove_lock(path: Path) -> None:
+    """Removes the file `path` and its lock, whose holder is dead or is this process."""
+    path.unlink(missing_ok=True)
+    shutil.rmtree(f"{path}.rw", ignore_errors=True)
+
+
 @lru_cache(maxsize=1024)
 def uses_lock_files(folder: Path) -> bool:
     """`folder`: a folder of a state, absolute. The answer does not change while this process runs."""
@@ -137,8 +143,7 @@ def _take_file(path: Path, timeout_s: float, is_shared: bool) -> Lock:
     def release(remove: bool) -> None:
         lost = made.compromise
         if remove and lost is None:
-            path.unlink(missing_ok=True)
-            shutil.rmtree(f"{path}.rw", ignore_errors=True)
+            remove_lock(path)
         made.release()
         made.close()
         if lost is not None:

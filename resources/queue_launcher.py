@@ -236,4 +236,4 @@ def _stop_orphans(context: dg.AssetExecutionContext, state: StateDir, queue: Job
         context.log.warning(f"The job {mailbox.name} has lost its launcher: stopping it")
         with contextlib.suppress(EnvServerError):  # then it exits without its launcher
             queue.stop(mailbox.name, timeout_s=STOP_TIMEOUT_S)
-        remove_orphan(mailbox)
+        remove_orphan(mailbox.folder)

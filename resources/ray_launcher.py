@@ -93,7 +93,7 @@ class RayLauncher(QueueLauncher):
         wanted = [entrypoint, *ranks, *[share.rollout_actor] * share.num_rollout_actors]
         wanted += request.desktops.servers if request.desktops is not None else ()
         log_path, mailbox = request.state.logs / "ray.log", mailbox_folder(request.state, request.name)
-        with local_ray(log_path, wanted, env_vars=JOB_ENV, leftover=mailbox) as cluster:
+        with local_ray(log_path, wanted, env_vars=JOB_ENV, mailbox=mailbox) as cluster:
             yield cluster
 
     @property

@@ -38,11 +38,11 @@ def local_ray(
     wanted: Sequence[RayResources],
     *,
     env_vars: Mapping[str, str] | None = None,
-    leftover: Path | None = None,
+    mailbox: Path | None = None,
 ) -> Iterator[RayCluster]:
     """Runs a Ray that accepts only clients with the token of this run, and cleans up at the end. Processes that need
     `wanted` fit into it at the same time: CPUs and resources of the user are only counts. All its processes have
-    `env_vars`. If this process is killed, Ray removes the folder `leftover` as it ends.
+    `env_vars`. If this process is killed, Ray removes `mailbox` as it ends.
 
     Raises:
         DependencyError: Ray is not installed.
@@ -59,7 +59,7 @@ def local_ray(
         for one in wanted:
             counts.update(one.custom)
         arguments = [str(folder), str(os.getpid()), str(num_cpus), json.dumps(counts)]
-        arguments += [str(leftover)] if leftover else []
+        arguments += [str(mailbox)] if mailbox else []
         with log_path.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "osworld_pipeline.runs.launch.ray_head", *arguments],

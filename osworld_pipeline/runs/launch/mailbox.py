@@ -18,7 +18,7 @@ from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.file_locks import TakenError, lock
+from osworld_pipeline.file_locks import TakenError, lock, remove_lock
 from osworld_pipeline.runs.messages import Message, parse_message
 
 SEGMENT_BYTES = 256 << 10
@@ -123,8 +123,10 @@ def _lock_of(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
 
 
-def remove_orphan(mailbox: Mailbox) -> None:
-    shutil.rmtree(mailbox.folder, ignore_errors=True)
+def remove_orphan(folder: Path) -> None:
+    """Removes a mailbox whose launcher is dead, with its lock."""
+    shutil.rmtree(folder, ignore_errors=True)
+    remove_lock(_lock_of(folder))
 
 
 class MessageWriter:

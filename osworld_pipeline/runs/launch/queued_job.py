@@ -5,7 +5,6 @@ Exit status as `osworld_pipeline.runs`.
 """
 
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_STOPPED, Stopped, program_module, run_program, stop
-from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter, watched_launcher
+from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter, remove_orphan, watched_launcher
 from osworld_pipeline.runs.messages import Started
 
 RunRanks = Callable[[str, dict[str, Any], Mailbox, int], int]
@@ -61,7 +60,7 @@ def run_queued(argv: list[str], run_ranks: RunRanks) -> int:
         return EXIT_STOPPED
     finally:
         if is_lost.is_set():
-            shutil.rmtree(mailbox.folder, ignore_errors=True)
+            remove_orphan(mailbox.folder)
 
 
 def run_alone(program: str, job: dict[str, Any], mailbox: Mailbox, num_ranks: int) -> int:

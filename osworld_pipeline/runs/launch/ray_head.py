@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from osworld_pipeline.runs.launch.mailbox import remove_orphan
 from osworld_pipeline.runs.parent import die_with_parent
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -32,7 +33,7 @@ class Stopped(BaseException):
 
 def main(argv: list[str]) -> int:
     """`argv`: scratch folder (with a short path, because it holds sockets), pid of the launcher, number of CPUs,
-    counts of other resources as JSON, and further paths to remove if the launcher was killed and cannot remove them."""
+    counts of other resources as JSON, and the mailbox to remove if the launcher was killed and cannot remove it."""
     folder, parent_pid, num_cpus, resources = Path(argv[0]), int(argv[1]), int(argv[2]), json.loads(argv[3])
     signal.signal(signal.SIGTERM, _stop)
     ctypes.CDLL("libc.so.6", use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> int:
         shutil.rmtree(folder, ignore_errors=True)
         if os.getppid() != parent_pid:
             for left in argv[4:]:
-                shutil.rmtree(left, ignore_errors=True)
+                remove_orphan(Path(left))
 
 
 def start_command(*options: str) -> list[str]:

@@ -87,11 +87,13 @@ def test_a_mailbox_whose_launcher_is_dead_is_an_orphan(tmp_path: Path):
     state = StateDir(tmp_path)
     dead = state.launches / "dead"
     dead.mkdir(parents=True)
-    (dead / "lock").touch()
+    (state.launches / "dead.lock").touch()
     (orphan,) = orphaned_mailboxes(state)
     assert orphan.name == "dead"
-    remove_orphan(orphan)
+    (state.launches / "dead.lock").touch()
+    remove_orphan(orphan.folder)
     assert orphaned_mailboxes(state) == []
+    assert list(state.launches.iterdir()) == []
 
 
 def test_a_program_hears_that_it_is_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
