@@ -1,8 +1,10 @@
-"""Ends a child process with its parent."""
+"""Child processes: ended with their parent, or stopped with their session."""
 
 import os
 import signal
+import subprocess
 import sys
+from contextlib import suppress
 
 from osworld_pipeline.domain.parent import dies_with_parent
 
@@ -12,3 +14,15 @@ def die_with_parent(signum: signal.Signals, *, parent_pid: int) -> None:
     only."""
     if sys.platform == "linux" and not dies_with_parent(signum, parent_pid=parent_pid):
         os.kill(os.getpid(), signum)
+
+
+def stop_session(process: subprocess.Popen[bytes], *, grace_s: float) -> None:
+    """`process` leads a session. SIGTERM lets it end in order; after the grace period the rest of its session is
+    killed."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -5,19 +5,19 @@ import math
 import os
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from osworld_pipeline.errors import DependencyError, EnvServerError
 from osworld_pipeline.runs.launch.ray_head import READY
+from osworld_pipeline.runs.parent import stop_session
 from osworld_pipeline.runs.placement import RayResources
 
 READY_TIMEOUT_S = 120.0
@@ -80,7 +80,7 @@ def local_ray(
         try:
             yield RayCluster(url=_wait_ready(process, folder / READY, log_path), token=token)
         finally:
-            _stop(process)
+            stop_session(process, grace_s=STOP_GRACE_S)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -96,13 +96,3 @@ def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log_path: Path) -
             raise EnvServerError(f"Ray ended with status {process.returncode} as it started; see {log_path}")
         time.sleep(0.05)
     raise EnvServerError(f"Ray was not ready after {READY_TIMEOUT_S:.0f} s; see {log_path}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_GRACE_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

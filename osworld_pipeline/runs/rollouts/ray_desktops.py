@@ -12,7 +12,7 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError, answer_of, node_address
 from osworld_pipeline.runs.rollouts.server_keeper import KeptServer, ServerKeeper
 from osworld_pipeline.runs.rollouts.server_process import STOP_GRACE_S, ServerProcess, env_server_process
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 STOP_LIMIT_S = STOP_GRACE_S + SLACK_S
@@ -139,6 +141,8 @@ class _RayServer:
         except LostActorError as error:
             self._is_lost = True
             return f"its actor was lost: {error}"
+        except EnvServerError as error:
+            return str(error)
 
     async def stop(self) -> None:
         import ray
@@ -148,8 +152,14 @@ class _RayServer:
 
 
 async def _answer(call: Any) -> Any:
-    """As answer_of, without a limit: until a node has room for the actor, or until its server ends."""
-    return await answer_of(call, None)
+    """As answer_of, without a limit: until a node has room for the actor, or until its server ends. Raises
+    EnvServerError also for what the actor did not expect, such as a log that cannot be written."""
+    from ray.exceptions import RayTaskError
+
+    try:
+        return await answer_of(call, None)
+    except RayTaskError as error:
+        raise EnvServerError(f"its actor failed with {error.cause!r}") from error
 
 
 @contextmanager
@@ -188,9 +198,13 @@ def ray_desktops(
 
 
 async def _ask(actor: Any, method: str, *, limit_s: float) -> None:
-    """An actor that is lost need not be asked."""
-    with suppress(LostActorError):
+    """Asks an actor to end what it runs. One that is lost, or fails, is killed afterwards in any case."""
+    from ray.exceptions import RayTaskError
+
+    try:
         await answer_of(getattr(actor, method).remote(), limit_s)
+    except (LostActorError, RayTaskError) as error:
+        log.warning("an actor was not asked to %s: %s", method, error)
 
 
 async def _opened(keeper: Any, timeout_s: float) -> list[str]:

@@ -64,11 +64,14 @@ class ServerKeeper:
 
     @property
     def urls(self) -> list[str]:
-        """The servers that run at present."""
+        """The servers that run at present. Raises what ended the keeper, a defect."""
+        self._need_tasks()
         return [slot.url for slot in self._slots if slot.url]
 
     async def open(self) -> None:
         self._tasks = [asyncio.create_task(self._keep(slot), name=f"env server {slot.number}") for slot in self._slots]
+        for task in self._tasks:
+            task.add_done_callback(lambda _: self._changed.set())
 
     async def close(self) -> None:
         tasks, self._tasks = self._tasks, []
@@ -81,14 +84,21 @@ class ServerKeeper:
 
         Raises:
             EnvServerError: none started in time, or each has failed several times; quotes the last failure.
+            Exception: what ended the keeper, a defect.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not self._was_ready and not self._is_hopeless():
                     await self._changed.wait()
                     self._changed.clear()
+                    self._need_tasks()
         if not self._was_ready:
             raise EnvServerError(self._complaint(timeout_s))
+
+    def _need_tasks(self) -> None:
+        for task in self._tasks:
+            if task.done():
+                task.result()
 
     def _complaint(self, timeout_s: float) -> str:
         complaint = next((slot.complaint for slot in self._slots if slot.complaint), "")

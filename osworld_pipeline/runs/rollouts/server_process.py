@@ -2,18 +2,18 @@
 
 import json
 import os
-import signal
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from osworld_pipeline.domain.top_level_names import python_module
 from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.runs.parent import stop_session
 
 STOP_GRACE_S = 15.0
 
@@ -74,7 +74,7 @@ def env_server_process(
             url = _wait_ready(starting, ready, timeout_s=ready_timeout_s, is_over=is_over or threading.Event())
             yield replace(starting, url=url)
         finally:
-            _stop(process)
+            stop_session(process, grace_s=STOP_GRACE_S)
 
 
 def _without_ray(environment: Mapping[str, str]) -> dict[str, str]:
@@ -95,14 +95,3 @@ def _wait_ready(server: ServerProcess, ready: Path, *, timeout_s: float, is_over
     raise EnvServerError(
         f"the env server was not ready after {timeout_s:.0f} s: {server.last_line()} (log: {server.log_path})"
     )
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM lets it drain; after the grace period the rest of its session is killed."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_GRACE_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()

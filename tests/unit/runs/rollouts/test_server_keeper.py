@@ -107,6 +107,20 @@ async def test_servers_that_can_never_start_are_given_up_at_once_with_the_reason
     await keeper.close()
 
 
+async def test_a_defect_ends_the_wait_and_is_not_taken_for_a_full_cluster() -> None:
+    async def start(number: int, size: int) -> Server:
+        raise TypeError("a defect")
+
+    keeper = ServerKeeper((1,), start)
+    await keeper.open()
+    async with asyncio.timeout(10):
+        with pytest.raises(TypeError, match="a defect"):
+            await keeper.wait_ready(600)
+    with pytest.raises(TypeError, match="a defect"):
+        assert keeper.urls
+    await keeper.close()
+
+
 async def test_a_server_that_ends_soon_again_and_again_is_started_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
