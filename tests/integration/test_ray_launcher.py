@@ -114,14 +114,15 @@ def test_two_ranks_train_under_a_torch_trainer(cluster: Cluster, tmp_path: Path)
     assert {"kind": "progress", "done": 4, "total": 4}.items() <= messages[-2].items(), messages
 
 
-def test_an_actor_that_dies_costs_its_episodes_an_attempt_and_no_reward(cluster: Cluster, tmp_path: Path):
-    once, many = tmp_path / "once", tmp_path / "many"
-    for folder, count in ((once, 1), (many, 9)):
+def test_an_actor_that_dies_costs_its_episodes_an_attempt_and_is_replaced_meanwhile(cluster: Cluster, tmp_path: Path):
+    once, many, at_start = tmp_path / "once", tmp_path / "many", tmp_path / "at_start"
+    for folder, count in ((once, 1), (many, 9), (at_start, 0)):
         folder.mkdir()
         for number in range(count):
             (folder / str(number)).touch()
     on = {"ray": cluster.on["ray"] | {"num_rollout_actors": 2}}
-    launch = start_launch(tmp_path / "state", on, "launched.rollouts", {"once": str(once), "many": str(many)})
+    job = {"once": str(once), "many": str(many), "at_start": str(at_start)}
+    launch = start_launch(tmp_path / "state", on, "launched.rollouts", job)
     outcome = finish(launch)[-1]
     assert outcome["kind"] == "returned", outcome
     result = outcome["result"]
@@ -131,7 +132,10 @@ def test_an_actor_that_dies_costs_its_episodes_an_attempt_and_no_reward(cluster:
     assert first["deadly-0"]["attempt"] == 1
     assert "it died" in first["deadly-0"]["earlier_faults"][0]
     assert {episode["engine"] for episode in result["second"]} == {"stub 7"}
-    assert len({episode["client"] for episode in result["second"]}) == 2
+    assert result["num_running"] == 1, "two replacements die at their start"
+    assert {episode["engine"] for episode in result["third"]} == {"stub 7"}
+    assert len({episode["client"] for episode in result["third"]}) == 2
+    assert list(at_start.iterdir()) == []
     hopeless = result["hopeless"]
     assert (hopeless["outcome"], hopeless["attempt"], hopeless["has_reward"]) == ("policy_fault", 2, False)
     assert result["num_lost"] == 4

@@ -1,4 +1,5 @@
-"""A program whose episodes run on Ray actors, and the stub session that they open. `job`: once, many (folders)."""
+"""A program whose episodes run on Ray actors, and the stub session that they open. `job`: once, many, at_start (folders
+with a file for each death: of the actor of one episode, of that of another, and of an actor that starts)."""
 
 import asyncio
 import os
@@ -55,12 +56,16 @@ class StubSession:
             replica_id=self.client_id,
         )
 
+    async def client(self) -> str:
+        return self.client_id
+
     async def load_weights(self, weights: Weights) -> None:
         self.weights = weights
 
 
 @asynccontextmanager
-async def open_stub(weights: Weights, client_id: str) -> AsyncIterator[StubSession]:
+async def open_stub(at_start: Path, weights: Weights, client_id: str) -> AsyncIterator[Any]:
+    die_once(at_start)
     yield StubSession(weights, client_id)
 
 
@@ -82,16 +87,27 @@ async def run(job: dict[str, Any]) -> dict[str, Any]:
     share = RayShare.model_validate(job["ray"])
     weights = Weights(folder=Path("/weights"))
     settings = episode_settings(load_recipe("smoke"), max_turns=2)
-    async with open_pool(partial(open_stub, weights), share, purpose="test") as pool:
-        rollouts = RayRollouts(pool, open_stub, settings=settings, engine_name="stub")
+    at_start = Path(job["at_start"])
+    open_with = partial(open_stub, at_start)
+    async with open_pool(partial(open_with, weights), share, purpose="test") as pool:
+        for number in range(2):
+            (at_start / str(number)).touch()
+        rollouts = RayRollouts(pool, open_with, settings=settings, engine_name="stub")
         ids = ["deadly-0", *(f"calm-{number}" for number in range(5))]
         first = await asyncio.gather(*(rollouts(TASK, plan(name, job["once"])) for name in ids))
         await rollouts.load_weights(Weights(folder=Path("/weights"), policy_version=7))
         second = await asyncio.gather(*(rollouts(TASK, plan(f"new-{number}")) for number in range(4)))
+        num_running = len(await pool.call_each("client", limit_s=60))
+        async with asyncio.timeout(300):
+            while len(await pool.call_each("client", limit_s=60)) < 2:  # noqa: ASYNC110 - other processes
+                await asyncio.sleep(0.2)
+        third = await asyncio.gather(*(rollouts(TASK, plan(f"both-{number}")) for number in range(4)))
         hopeless = await rollouts(TASK, plan("deadly-1", job["many"]))
         return {
             "first": [summary(episode) for episode in first],
             "second": [summary(episode) for episode in second],
+            "num_running": num_running,
+            "third": [summary(episode) for episode in third],
             "hopeless": summary(hopeless),
             "num_lost": rollouts.num_lost,
         }

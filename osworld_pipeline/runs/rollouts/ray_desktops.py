@@ -22,8 +22,8 @@ from osworld_pipeline.rollout.env_addresses import RAY_NAMESPACE, RAY_SCHEME
 from osworld_pipeline.runs.messages import Info, Report
 from osworld_pipeline.runs.placement import RayDesktops
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.keeper import Keeper
 from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError, answer_of, node_address
-from osworld_pipeline.runs.rollouts.server_keeper import KeptServer, ServerKeeper
 from osworld_pipeline.runs.rollouts.server_process import STOP_GRACE_S, ServerProcess, env_server_process
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,8 @@ class DesktopsActor:
     """Keeps the env servers of one program running."""
 
     def __init__(self, desktops: RayDesktops, token: str, logs: Path) -> None:
-        self._keeper = ServerKeeper(desktops.sizes, _ServerStarter(desktops, token, logs))
+        start = _ServerStarter(desktops, token, logs)
+        self._keeper = Keeper(len(desktops.sizes), start, kind="env server", error=EnvServerError)
         logs.mkdir(parents=True, exist_ok=True)
         logging.basicConfig(
             filename=logs / "env-servers.log",
@@ -99,7 +100,7 @@ class DesktopsActor:
         await self._keeper.wait_ready(timeout_s)
 
     async def urls(self) -> list[str]:
-        return self._keeper.urls
+        return [server.url for server in self._keeper.running]
 
     async def close(self) -> None:
         await self._keeper.close()
@@ -109,9 +110,10 @@ class _ServerStarter:
     def __init__(self, desktops: RayDesktops, token: str, logs: Path) -> None:
         self._desktops, self._token, self._logs = desktops, token, logs
 
-    async def __call__(self, number: int, size: int) -> KeptServer:
+    async def __call__(self, number: int) -> "_RayServer":
         import ray
 
+        size = self._desktops.sizes[number]
         actors: Any = ray.remote(EnvServerActor)
         resources = self._desktops.server(size).actor_options()
         actor = actors.options(**resources, scheduling_strategy="SPREAD", max_concurrency=MAX_CONCURRENCY).remote()
@@ -128,12 +130,15 @@ class _ServerStarter:
             if isinstance(error, LostActorError):
                 raise EnvServerError(f"its actor was lost as it started: {error}") from error
             raise
-        return _RayServer(actor, url)
+        return _RayServer(actor, url, size)
 
 
 class _RayServer:
-    def __init__(self, actor: Any, url: str) -> None:
-        self._actor, self.url, self._is_lost = actor, url, False
+    def __init__(self, actor: Any, url: str, size: int) -> None:
+        self._actor, self.url, self._size, self._is_lost = actor, url, size, False
+
+    def __str__(self) -> str:
+        return f"at {self.url} with {self._size} desktops"
 
     async def ended(self) -> str:
         try:

@@ -59,12 +59,16 @@ class RayRollouts:
         lost_on: set[int] = set()
         started_at = time.time()
         while len(losses) < self._settings.max_env_attempts:
-            slot = self._pool.least_busy(avoid=lost_on)
             try:
-                episode = await self._pool.call(slot, "run_episode", task, plan, limit_s=self._episode_limit_s())
+                actor = await self._pool.least_busy(avoid=lost_on)
+            except (EngineError, EnvServerError) as error:
+                losses.append(f"{Outcome.POLICY_FAULT}: {error}")
+                continue
+            try:
+                episode = await self._pool.call(actor, "run_episode", task, plan, limit_s=self._episode_limit_s())
             except (LostActorError, EngineError, EnvServerError) as error:
-                losses.append(f"{Outcome.POLICY_FAULT} on rollout actor {slot.index}: {error}")
-                lost_on.add(slot.index)
+                losses.append(f"{Outcome.POLICY_FAULT} on rollout actor {actor.index}: {error}")
+                lost_on.add(actor.index)
                 continue
             return replace(
                 episode, attempt=episode.attempt + len(losses), earlier_faults=(*losses, *episode.earlier_faults)
@@ -73,12 +77,12 @@ class RayRollouts:
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         """One response, from the actor with the fewest episodes. Raises EngineError."""
-        slot = self._pool.least_busy()
+        actor = await self._pool.least_busy()
         try:
             limit_s = self._settings.turn_timeout_s + SLACK_S
-            return await self._pool.call(slot, "generate", request, limit_s=limit_s)
+            return await self._pool.call(actor, "generate", request, limit_s=limit_s)
         except LostActorError as error:
-            raise EngineError(f"rollout actor {slot.index} gave no response: {error}") from error
+            raise EngineError(f"rollout actor {actor.index} gave no response: {error}") from error
 
     @property
     def parity(self) -> ParityReport | None:
@@ -95,13 +99,12 @@ class RayRollouts:
         await self.load_weights(Weights(folder=trained.like, policy_version=policy_version, trained=received))
 
     async def load_weights(self, weights: Weights) -> None:
-        """Loads them into every actor, and into actors that start later. Raises EngineError if an actor cannot be
-        replaced."""
-        self._pool.open_session = partial(self._open_with, weights)
-        await self._pool.call_each("load_weights", weights, limit_s=LOAD_TIMEOUT_S)
+        """Loads them into every actor, and into actors that start later. Raises PipelineError if no actor runs."""
+        open_session = partial(self._open_with, weights)
+        await self._pool.update(open_session, "load_weights", weights, limit_s=LOAD_TIMEOUT_S)
 
     async def describe(self) -> list[Opened]:
-        """What each actor has opened, except those that were just lost; at least one. Raises EngineError."""
+        """What each actor has opened, except those that do not run; at least one. Raises PipelineError."""
         opened = [one for one in await self._pool.call_each("describe", limit_s=SLACK_S) if one is not None]
         if not opened:
             raise EngineError("every rollout actor was lost as it started: their logs are in Ray's dashboard")
@@ -162,8 +165,8 @@ async def ray_rollouts(
     the weights. `engine`: replaces the recipe's engine; picklable.
 
     Raises:
-        EngineError, EnvServerError: an actor does not start, or its engine or env servers do not answer, or fail the
-            parity probe.
+        EngineError, EnvServerError: no actor starts, or the engine or the env servers do not answer, or fail the parity
+            probe.
     """
     require_reachable_engine(recipe)
     open_with = RecipeSession(

@@ -30,7 +30,7 @@ class Player:
 
 @asynccontextmanager
 async def open_player(job: VerificationJob) -> AsyncIterator[Player]:
-    """Raises EnvServerError, EngineError: no env server answers, or an actor does not start."""
+    """Raises EnvServerError, EngineError: no env server answers, or no actor starts."""
     if job.actors is None:
         async with _open_playback(job, PURPOSE) as playback:
             yield Player(play=playback.play, grounds=await playback.grounds())
@@ -71,17 +71,17 @@ async def _open_playback(job: VerificationJob, purpose: str) -> AsyncIterator[_P
 
 async def play_on(pool: ActorPool, recipe: Recipe, playback: Playback, task: Task, pause_s: float) -> PlayedBack:
     """Plays on the actor with the fewest playbacks. The loss of the actor is an env_fault. Raises EnvServerError if
-    the env server is unreachable, or if no actor starts."""
+    the env server is unreachable, EngineError if no actor starts."""
     limits, started_at, start = _limits(recipe), time.time(), time.monotonic()
     limit_s = limits.reset_s + limits.actions_s + limits.evaluate_s + SLACK_S
-    slot = pool.least_busy()
+    actor = await pool.least_busy()
     try:
-        return await pool.call(slot, "play", playback, task, pause_s, limit_s=limit_s)
+        return await pool.call(actor, "play", playback, task, pause_s, limit_s=limit_s)
     except LostActorError as error:
         return PlayedBack(
             outcome=Outcome.ENV_FAULT,
             reward=None,
-            error=f"rollout actor {slot.index}: {error}",
+            error=f"rollout actor {actor.index}: {error}",
             num_steps=0,
             info=NO_INFO,
             started_at=started_at,

@@ -368,7 +368,7 @@ class PoolInProcess:
         self.open_session: Any = None
         self._actors = actors
 
-    def least_busy(self) -> Any:
+    async def least_busy(self) -> Any:
         return 0
 
     async def call(self, slot: int, method: str, *arguments: Any, limit_s: float) -> Any:
@@ -376,6 +376,10 @@ class PoolInProcess:
 
     async def call_each(self, method: str, *arguments: Any, limit_s: float) -> list[Any]:
         return [await self.call(slot, method, *arguments, limit_s=limit_s) for slot in range(len(self._actors))]
+
+    async def update(self, open_session: Any, method: str, *arguments: Any, limit_s: float) -> None:
+        self.open_session = open_session
+        await self.call_each(method, *arguments, limit_s=limit_s)
 
 
 async def test_rollout_actors_sample_what_the_trainers_program_has_sent(

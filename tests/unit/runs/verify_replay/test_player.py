@@ -6,7 +6,7 @@ from osworld_pipeline.domain.episode import Outcome
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.rollouts.ray_calls import LostActorError
-from osworld_pipeline.runs.rollouts.ray_pool import ActorPool, Slot
+from osworld_pipeline.runs.rollouts.ray_pool import ActorPool
 from osworld_pipeline.runs.verify_replay.playback_plan import Playback
 from osworld_pipeline.runs.verify_replay.player import play_on
 
@@ -17,15 +17,17 @@ PLAYBACK = cast(Playback, object())
 class Pool:
     """One actor."""
 
+    index = 3
+
     def __init__(self, answer: Any) -> None:
         self.answer = answer
         self.calls: list[tuple[Any, ...]] = []
 
-    def least_busy(self) -> Slot:
-        return Slot(3)
+    async def least_busy(self) -> "Pool":
+        return self
 
-    async def call(self, slot: Slot, method: str, *arguments: Any, limit_s: float) -> Any:
-        self.calls.append((slot.index, method, *arguments))
+    async def call(self, actor: "Pool", method: str, *arguments: Any, limit_s: float) -> Any:
+        self.calls.append((actor.index, method, *arguments))
         assert limit_s > 600 + 60 + 120, "reset, actions and evaluation may take that long"
         if isinstance(self.answer, Exception):
             raise self.answer

@@ -1,13 +1,13 @@
-"""Env servers of a cluster are started, started again after their end, and given up when none can start."""
+"""What a keeper runs is started, started again after its end, and given up when none can start."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from osworld_pipeline.errors import EnvServerError
-from osworld_pipeline.runs.rollouts import server_keeper
-from osworld_pipeline.runs.rollouts.server_keeper import ServerKeeper
+from osworld_pipeline.errors import EngineError, EnvServerError
+from osworld_pipeline.runs.rollouts import keeper as keeper_module
+from osworld_pipeline.runs.rollouts.keeper import Keeper
 
 
 class Server:
@@ -28,23 +28,31 @@ class Machines:
     def __init__(self, room: int = 100, *, is_broken: bool = False) -> None:
         self.room, self.is_broken = asyncio.Semaphore(room), is_broken
         self.started: list[Server] = []
-        self.sizes: list[tuple[int, int]] = []
+        self.numbers: list[int] = []
         self.num_tries = 0
 
-    async def __call__(self, number: int, size: int) -> Server:
+    async def __call__(self, number: int) -> Server:
         self.num_tries += 1
         if self.is_broken:
             raise EnvServerError("bwrap is missing")
         await self.room.acquire()
-        self.sizes.append((number, size))
+        self.numbers.append(number)
         self.started.append(Server(f"http://host:{len(self.started)}"))
         return self.started[-1]
 
 
+def keeper_of(count: int, start: Callable[[int], Awaitable[Server]]) -> Keeper[Server]:
+    return Keeper(count, start, kind="env server", error=EnvServerError)
+
+
+def urls(keeper: Keeper[Server]) -> list[str]:
+    return [server.url for server in keeper.running]
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_keeper, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(server_keeper, "LAST_PAUSE_S", 0.05)
+    monkeypatch.setattr(keeper_module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(keeper_module, "LAST_PAUSE_S", 0.05)
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -53,43 +61,43 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_every_server_gets_its_number_of_desktops_and_is_stopped_at_the_end() -> None:
+async def test_every_server_is_started_by_its_number_and_stopped_at_the_end() -> None:
     machines = Machines()
-    keeper = ServerKeeper((8, 8, 3), machines)
+    keeper = keeper_of(3, machines)
     await keeper.open()
     await keeper.wait_ready(10)
-    await until(lambda: len(keeper.urls) == 3)
-    assert sorted(machines.sizes) == [(0, 8), (1, 8), (2, 3)]
+    await until(lambda: len(urls(keeper)) == 3)
+    assert sorted(machines.numbers) == [0, 1, 2]
     await keeper.close()
-    assert keeper.urls == []
+    assert urls(keeper) == []
     assert all(server.was_stopped for server in machines.started)
 
 
 async def test_a_server_that_ends_is_started_again_at_another_address() -> None:
     machines = Machines()
-    keeper = ServerKeeper((2, 2), machines)
+    keeper = keeper_of(2, machines)
     await keeper.open()
-    await until(lambda: len(keeper.urls) == 2)
+    await until(lambda: len(urls(keeper)) == 2)
     machines.started[0].end.set()
-    await until(lambda: len(machines.started) == 3 and len(keeper.urls) == 2)
+    await until(lambda: len(machines.started) == 3 and len(urls(keeper)) == 2)
     assert machines.started[0].was_stopped
-    assert sorted(keeper.urls) == ["http://host:1", "http://host:2"]
+    assert sorted(urls(keeper)) == ["http://host:1", "http://host:2"]
     await keeper.close()
 
 
 async def test_the_program_starts_with_the_servers_that_have_room_and_uses_the_others_later() -> None:
     machines = Machines(room=1)
-    keeper = ServerKeeper((4, 4), machines)
+    keeper = keeper_of(2, machines)
     await keeper.open()
     await keeper.wait_ready(10)
-    assert keeper.urls == ["http://host:0"]
+    assert urls(keeper) == ["http://host:0"]
     machines.room.release()
-    await until(lambda: len(keeper.urls) == 2)
+    await until(lambda: len(urls(keeper)) == 2)
     await keeper.close()
 
 
 async def test_a_cluster_without_room_is_given_up_in_time() -> None:
-    keeper = ServerKeeper((4,), Machines(room=0))
+    keeper = keeper_of(1, Machines(room=0))
     await keeper.open()
     with pytest.raises(EnvServerError, match=r"no env server started within 0\.05 s, because no node had room"):
         await keeper.wait_ready(0.05)
@@ -98,41 +106,83 @@ async def test_a_cluster_without_room_is_given_up_in_time() -> None:
 
 async def test_servers_that_can_never_start_are_given_up_at_once_with_the_reason() -> None:
     machines = Machines(is_broken=True)
-    keeper = ServerKeeper((4, 4), machines)
+    keeper = keeper_of(2, machines)
     await keeper.open()
     async with asyncio.timeout(10):
         with pytest.raises(EnvServerError, match="no env server starts on this cluster: bwrap is missing"):
             await keeper.wait_ready(600)
-    assert machines.num_tries >= 2 * server_keeper.HOPELESS_TRIES
+    assert machines.num_tries >= 2 * keeper_module.HOPELESS_TRIES
+    await keeper.close()
+
+
+async def test_a_failure_of_another_kind_is_raised_unchanged() -> None:
+    async def start(number: int) -> Server:
+        raise EngineError("the engine does not answer")
+
+    keeper = keeper_of(2, start)
+    await keeper.open()
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineError, match=r"^the engine does not answer$"):
+            await keeper.wait_ready(600)
+    await keeper.close()
+
+
+async def test_servers_that_have_run_are_waited_for_even_if_they_fail_often() -> None:
+    machines = Machines()
+    keeper = keeper_of(1, machines)
+    await keeper.open()
+    await keeper.wait_ready(10)
+    machines.is_broken = True
+    machines.started[0].end.set()
+    await until(lambda: machines.num_tries > keeper_module.HOPELESS_TRIES + 2)
+    with pytest.raises(EnvServerError, match=r"started within 0\.05 s.*one failed: bwrap is missing"):
+        await keeper.wait_ready(0.05)
+    machines.is_broken = False
+    await keeper.wait_ready(10)
+    assert urls(keeper) == ["http://host:1"]
+    await keeper.close()
+
+
+async def test_a_start_is_settled_when_each_runs_or_has_failed() -> None:
+    machines = Machines(room=1)
+    keeper = keeper_of(2, machines)
+    await keeper.open()
+    await keeper.wait_ready(10)
+    began = asyncio.get_running_loop().time()
+    await keeper.wait_settled(0.1)
+    assert asyncio.get_running_loop().time() - began > 0.09, "one still waits for room"
+    machines.room.release()
+    await keeper.wait_settled(10)
+    assert len(urls(keeper)) == 2
     await keeper.close()
 
 
 async def test_a_defect_ends_the_wait_and_is_not_taken_for_a_full_cluster() -> None:
-    async def start(number: int, size: int) -> Server:
+    async def start(number: int) -> Server:
         raise TypeError("a defect")
 
-    keeper = ServerKeeper((1,), start)
+    keeper = keeper_of(1, start)
     await keeper.open()
     async with asyncio.timeout(10):
         with pytest.raises(TypeError, match="a defect"):
             await keeper.wait_ready(600)
     with pytest.raises(TypeError, match="a defect"):
-        assert keeper.urls
+        assert urls(keeper)
     await keeper.close()
 
 
 async def test_a_server_that_ends_soon_again_and_again_is_started_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server_keeper, "FIRST_PAUSE_S", 1.0)
-    monkeypatch.setattr(server_keeper, "LAST_PAUSE_S", 60.0)
+    monkeypatch.setattr(keeper_module, "FIRST_PAUSE_S", 1.0)
+    monkeypatch.setattr(keeper_module, "LAST_PAUSE_S", 60.0)
     pauses: list[float] = []
 
     class Crashing(Server):
         async def ended(self) -> str:
             return "it crashed"
 
-    async def start(number: int, size: int) -> Server:
+    async def start(number: int) -> Server:
         return Crashing("http://host:1")
 
     sleep = asyncio.sleep
@@ -141,8 +191,8 @@ async def test_a_server_that_ends_soon_again_and_again_is_started_less_and_less_
         pauses.append(seconds)
         await sleep(0 if len(pauses) < 9 else 3600)
 
-    monkeypatch.setattr(server_keeper.asyncio, "sleep", fake_sleep)
-    keeper = ServerKeeper((1,), start)
+    monkeypatch.setattr(keeper_module.asyncio, "sleep", fake_sleep)
+    keeper = keeper_of(1, start)
     await keeper.open()
     async with asyncio.timeout(10):
         while len(pauses) < 9:
@@ -153,10 +203,10 @@ async def test_a_server_that_ends_soon_again_and_again_is_started_less_and_less_
 
 
 async def test_a_server_that_ran_long_is_started_again_without_a_long_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_keeper, "STABLE_S", 0.0)
-    monkeypatch.setattr(server_keeper, "LAST_PAUSE_S", 3600.0)
+    monkeypatch.setattr(keeper_module, "STABLE_S", 0.0)
+    monkeypatch.setattr(keeper_module, "LAST_PAUSE_S", 3600.0)
     machines = Machines()
-    keeper = ServerKeeper((1,), machines)
+    keeper = keeper_of(1, machines)
     await keeper.open()
     for number in range(12):
         await until(lambda number=number: len(machines.started) == number + 1)
