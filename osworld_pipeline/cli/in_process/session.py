@@ -27,7 +27,7 @@ from osworld_pipeline.file_system import need_file_system
 from osworld_pipeline.runs.launch.fork_server import kept_fork_server
 from osworld_pipeline.runs.rollouts.embedded_server import kept_env_server
 from resources.progress import watched_progress
-from resources.state import RecipeResource
+from resources.state import RecipeResource, StateResource
 
 MIN_FREE_BYTES = 1_000_000_000
 PROCESS_TAG = "osworld/demo_pid"
@@ -81,7 +81,7 @@ class InProcess:
                         "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
                         "resources": {
                             "recipe": {"config": self.source.model_dump(mode="json", exclude_none=True)},
-                            "state": {"config": {"path": str(self.state_root)}},
+                            "state": {"config": self._state_config()},
                             **{name: {"config": dict(config)} for name, config in (resources or {}).items()},
                         },
                         "ops": {name: {"config": dict(config)} for name, config in (request or {}).items()},
@@ -91,6 +91,13 @@ class InProcess:
             raise JobStoppedError("interrupted from the keyboard") from error
         if not result.success:
             raise JobStoppedError(_first_failure(result))
+
+    def _state_config(self) -> dict[str, str]:
+        """Dagster drops what the code location gives a resource as soon as a run configures it, so the object store is
+        named again."""
+        deployed = (self.defs.resources or {})["state"]
+        assert isinstance(deployed, StateResource)
+        return StateResource(path=str(self.state_root), remote=deployed.remote).as_config()
 
     def expect(self, job: str, *, times: int = 1, assets: Sequence[dg.AssetKey] | None = None) -> None:
         """Makes the bars count the assets of this job; `assets` as in `run`."""
