@@ -9,7 +9,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-install test-deploy test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-cluster bench-viewer bench-weights check images release docs format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-cluster test-install test-deploy test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-cluster bench-viewer bench-weights check images release docs format dev mlflow constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -40,6 +40,10 @@ test-fast: setup-tokenizer ## unit tests only
 test-sglang: setup-test ## the tests against real sglang servers on a CPU; creates their environment (2.5 GB) first
 	@$(BIN)/osworld-pipeline setup sglang
 	@OSWORLD_SGLANG=var/sglang $(BIN)/pytest -m sglang tests/integration
+
+test-cluster: setup-test ## hosts with their own networks on this machine take the smoke recipe through every stage; each stage loses one (root)
+	@$(BIN)/osworld-pipeline setup sglang
+	@OSWORLD_TEST_CLUSTER=1 OSWORLD_SGLANG=var/sglang $(BIN)/pytest -s tests/integration/test_cluster.py
 
 test-install: setup-test ## the wheel in a fresh environment and an empty folder: init, setup, the smoke recipe, Dagster; minutes
 	@OSWORLD_TEST_INSTALL=1 $(BIN)/pytest -s tests/integration/test_installation.py
