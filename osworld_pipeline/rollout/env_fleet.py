@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -141,7 +142,8 @@ class EnvFleet:
         """Looks at the servers every few seconds from now on, until `close`; also at a single one, which may come back
         with another image."""
         if self._watching is None:
-            self._watching = asyncio.create_task(self._watch(), name="env servers")
+            # In a context of its own: the looks belong to no trace, also where an episode's reset begins them.
+            self._watching = asyncio.create_task(self._watch(), name="env servers", context=Context())
 
     async def close(self) -> None:
         watching, self._watching = self._watching, None

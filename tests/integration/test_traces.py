@@ -10,6 +10,7 @@ from trace_collector import collecting_traces, tracing_to
 
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.evaluation.suites import build_suite
+from osworld_pipeline.rollout import env_fleet
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.wire import EnvConfig
 from osworld_pipeline.wire.tracing import episode_span, span
@@ -30,7 +31,10 @@ async def play(url: str, task: Task) -> None:
             await desktop.close()
 
 
-def test_what_an_env_server_does_for_an_episode_is_in_the_episodes_trace(tmp_path: Path) -> None:
+def test_what_an_env_server_does_for_an_episode_is_in_the_episodes_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)  # the looks at the server are not in it
     (item,) = build_suite(seed=0, families=["rename_folder"], num_train=1, num_heldout=1, screen=SCREEN).train
     size = f"{SCREEN[0]}x{SCREEN[1]}"
     with (
