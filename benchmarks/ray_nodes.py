@@ -60,14 +60,15 @@ def ray_nodes(nodes: Sequence[Mapping[str, float]], environment: Mapping[str, st
             place = output.readline()
         if not place:
             raise BenchmarkError(f"Ray did not start: {(folder / LOG).read_text()[-2000:]}")
-        yield RayNodes(**json.loads(place), variables=_access(folder))
+        yield RayNodes(**json.loads(place), variables=access(folder))
     finally:
         holder.terminate()
         holder.wait(STOP_LIMIT_S)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _access(folder: Path) -> dict[str, str]:
+def access(folder: Path) -> dict[str, str]:
+    """Variables of processes that connect; the token is the file `token` in the folder."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token"), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -77,7 +78,7 @@ def main(folder: Path, nodes: list[dict[str, float]]) -> None:
     signal.signal(signal.SIGTERM, lambda signum, frame: is_over.set())
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
-    os.environ |= _access(folder) | {
+    os.environ |= access(folder) | {
         "RAY_prestart_worker_first_driver": "0",
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     }

@@ -16,6 +16,7 @@ import yaml
 from cluster_hosts import Host, Network, Running, network
 from postgres_server import UNPRIVILEGED, as_ordinary_user, postgres_folder
 
+from benchmarks.ray_nodes import access
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.policy_servers.cpu_server import cpu_server
@@ -101,7 +102,7 @@ class Team:
         self.network = hosts
         self.project = hosts.shared / "project"
         self.state = StateDir(self.project / "var")
-        self._token = hosts.shared / "ray-token"
+        self._token = hosts.shared / "token"
         self._token.write_text(secrets.token_hex(32))
         self._hosts = {name: hosts.add(name) for name in ("head", *NODES, "sampler")}
         self.head = self._hosts["head"]
@@ -113,9 +114,7 @@ class Team:
     @property
     def ray_environment(self) -> dict[str, str]:
         return {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self._token),
-            "RAY_USAGE_STATS_ENABLED": "0",
+            **access(self.network.shared),
             "RAY_prestart_worker_first_driver": "0",
             "OMP_NUM_THREADS": "1",
         }
@@ -328,7 +327,7 @@ def check_record(team: Team) -> None:
 
 
 def evaluate_elsewhere(team: Team) -> None:
-    """On a host that reaches the object store and nothing else of the team's."""
+    """On a host with a project of its own that knows the object store and nothing else of the team's."""
     ((checkpoint,),) = team.ask("SELECT checkpoint_id FROM checkpoints WHERE stage = 'gspo_phase2'")
     elsewhere, folder = team.network.add("elsewhere"), Path("/tmp/project")
     pipeline = (PYTHON, "-m", "osworld_pipeline.cli")

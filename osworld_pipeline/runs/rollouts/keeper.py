@@ -118,6 +118,8 @@ class Keeper(Generic[One]):
             if not isinstance(failure, self._error_type):
                 return failure
             return self._error_type(f"no {self._kind} starts on this cluster: {failure}")
+        if all(slot.failure for slot in self._slots):
+            return self._error_type(f"no {self._kind} started within {timeout_s:g} s: {failure}")
         failed = f"; one failed: {failure}" if failure else ""
         return self._error_type(
             f"no {self._kind} started within {timeout_s:g} s, because no node had room for one{failed}"

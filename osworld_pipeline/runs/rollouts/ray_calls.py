@@ -1,9 +1,12 @@
 """Calls of Ray actors, and their address."""
 
 import asyncio
+import logging
 from typing import Any
 
 from osworld_pipeline.errors import PipelineError
+
+log = logging.getLogger(__name__)
 
 SLACK_S = 60.0
 """Extra time of a call for the round trip through Ray."""
@@ -39,6 +42,17 @@ async def answer_of(call: Any, limit_s: float | None) -> Any:
         raise LostActorError(f"it died ({_first_line(error)})") from error
     except RayError as error:
         raise LostActorError(_first_line(error)) from error
+
+
+async def ask_to_stop(actor: Any, method: str, *, limit_s: float) -> None:
+    """Calls the method by which an actor ends what it runs. The caller kills the actor afterwards in any case, so a
+    failure is only logged."""
+    from ray.exceptions import RayTaskError
+
+    try:
+        await answer_of(getattr(actor, method).remote(), limit_s)
+    except (LostActorError, PipelineError, RayTaskError) as error:
+        log.warning("an actor did not %s: %s", method, error)
 
 
 def node_address() -> str:

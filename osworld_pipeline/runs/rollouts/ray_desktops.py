@@ -23,10 +23,8 @@ from osworld_pipeline.runs.messages import Info, Report
 from osworld_pipeline.runs.placement import RayDesktops
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.keeper import Keeper
-from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError, answer_of, node_address
+from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError, answer_of, ask_to_stop, node_address
 from osworld_pipeline.runs.rollouts.server_process import STOP_GRACE_S, ServerProcess, env_server_process
-
-log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 STOP_LIMIT_S = STOP_GRACE_S + SLACK_S
@@ -123,7 +121,7 @@ class _ServerStarter:
             try:
                 url = await _answer(actor.start.remote(self._desktops, size, self._token, log_path))
             except BaseException:
-                await _ask(actor, "stop", limit_s=STOP_LIMIT_S)
+                await ask_to_stop(actor, "stop", limit_s=STOP_LIMIT_S)
                 raise
         except BaseException as error:
             ray.kill(actor)
@@ -152,7 +150,7 @@ class _RayServer:
     async def stop(self) -> None:
         import ray
 
-        await _ask(self._actor, "stop", limit_s=ABSENT_S if self._is_lost else STOP_LIMIT_S)
+        await ask_to_stop(self._actor, "stop", limit_s=ABSENT_S if self._is_lost else STOP_LIMIT_S)
         ray.kill(self._actor)
 
 
@@ -198,18 +196,8 @@ def ray_desktops(
             report(Info(message=f"desktops: {url}/status"))
         yield EnvServers(urls=(f"{RAY_SCHEME}://{name}",), token=token, num_replicas=sum(desktops.sizes))
     finally:
-        asyncio.run(_ask(keeper, "close", limit_s=STOP_LIMIT_S + SLACK_S))
+        asyncio.run(ask_to_stop(keeper, "close", limit_s=STOP_LIMIT_S + SLACK_S))
         ray.kill(keeper)
-
-
-async def _ask(actor: Any, method: str, *, limit_s: float) -> None:
-    """Asks an actor to end what it runs. One that is lost, or fails, is killed afterwards in any case."""
-    from ray.exceptions import RayTaskError
-
-    try:
-        await answer_of(getattr(actor, method).remote(), limit_s)
-    except (LostActorError, RayTaskError) as error:
-        log.warning("an actor was not asked to %s: %s", method, error)
 
 
 async def _opened(keeper: Any, timeout_s: float) -> list[str]:

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TypeVar
 
-from osworld_pipeline.errors import EngineError, PipelineError
+from osworld_pipeline.errors import EngineError
 from osworld_pipeline.runs.placement import RayShare
 from osworld_pipeline.runs.rollouts.keeper import Keeper
-from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError, answer_of, node_address
+from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError, answer_of, ask_to_stop, node_address
 from osworld_pipeline.wire.tracing import flush, start_tracing
 
 Result = TypeVar("Result")
@@ -87,8 +87,7 @@ class OpenActor:
         import ray
 
         if not self.is_lost:
-            with suppress(LostActorError, PipelineError):
-                await answer_of(self.handle.close.remote(), SLACK_S)
+            await ask_to_stop(self.handle, "close", limit_s=SLACK_S)
         ray.kill(self.handle)  # an unresponsive actor must not continue
 
     async def _watch(self) -> None:

@@ -76,7 +76,7 @@ class RayRollouts:
         return self._lost_episode(task, plan, losses, started_at)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
-        """One response, from the actor with the fewest episodes. Raises EngineError."""
+        """One response, from the actor with the fewest episodes. Raises PipelineError."""
         actor = await self._pool.least_busy()
         try:
             limit_s = self._settings.turn_timeout_s + SLACK_S
