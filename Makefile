@@ -51,7 +51,7 @@ test-install: setup-test ## the wheel in a fresh environment and an empty folder
 test-deploy: setup-test images ## the images, and pods of the Kubernetes manifests by Podman: the smoke recipe during a rolling update
 	@OSWORLD_TEST_DEPLOY=1 $(BIN)/pytest -s tests/integration/test_images.py tests/integration/test_pods.py
 
-test-gpu: setup-tokenizer ## the published 4B shape on a CUDA GPU, in under 8 minutes; the page is var/gpu.md (docs/gpu.md)
+test-gpu: setup-tokenizer ## the published 4B shape on a CUDA GPU, in about 10 minutes; the page is var/gpu.md (docs/gpu.md)
 	@$(BIN)/pytest -s -m gpu tests/gpu
 
 test-faults: setup-test ## training, a backfill and the demo with random faults of what they depend on; KILLS=40 for a long run

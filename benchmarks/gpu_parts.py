@@ -2,6 +2,7 @@
 `python -m benchmarks.gpu_parts NAME --size full|smoke --processor FOLDER --out FILE`."""
 
 import argparse
+import copy
 import gc
 import math
 import statistics
@@ -28,7 +29,13 @@ from osworld_pipeline.training.objective.score import score_trajectories
 from osworld_pipeline.training.packing import use_packed_attention
 
 MAX_MEAN_DIFF = 0.02
-"""Limit of the mean |trainer - sampler| of a token in bfloat16; the default of gspo.max_logprob_diff."""
+"""Limit of the mean |packed - padded| of a token in bfloat16; the default of gspo.max_logprob_diff."""
+MAX_FLOAT32_DIFF = 1e-4
+"""Limit of the mean |trainer - sampler| of a token in float32."""
+MAX_ROUNDING = 1.5
+"""The sampler's bfloat16 may differ from float32 by this many times as much as the trainer's."""
+MAX_APART = 3.0
+"""In bfloat16, trainer and sampler may differ by this many times as much as the trainer differs from float32."""
 EXACT_LEARNING_RATE = 1e-4
 """Large enough to change bfloat16 weights."""
 ENGINE_BYTES = 5 << 30
@@ -55,6 +62,7 @@ def lora(size: Size, processor_folder: Path, sheet: Sheet) -> None:
 
 def _check_updates(bench: Bench, kind: UpdateKind, sheet: Sheet) -> None:
     num_updates = bench.size.num_exact_updates
+    limit = MAX_APART * _separate_rounding(bench, sheet)
     trainer = bench.open_trainer(kind, max_tokens=bench.size.context, learning_rate=EXACT_LEARNING_RATE)
     before = _sums(bench.model)
     with bench.engine() as engine:
@@ -64,7 +72,8 @@ def _check_updates(bench: Bench, kind: UpdateKind, sheet: Sheet) -> None:
                 trajectories = bench.sample(engine, f"u{update}", keeps_turns=update < num_updates)
             if update == 1:  # the first warms up
                 sheet.figure("sampled tokens a second", f"{num_sampled(trajectories) / seconds[0]:.0f}")
-            _compare(bench, trajectories, f"after {update} updates", sheet)
+            diff = _compare(bench, trajectories, bench.model, f"after {update} updates", sheet)
+            sheet.claim(f"after {update} updates: at most {limit:.2g} on average", diff <= limit)
             if update == num_updates:
                 break
             metrics = trainer.update(trajectories)
@@ -72,9 +81,6 @@ def _check_updates(bench: Bench, kind: UpdateKind, sheet: Sheet) -> None:
             if update == 0:
                 sheet.figure(
                     "sequences clipped in the first on-policy update", f"{metrics['first_step_clip_fraction']:.1%}"
-                )
-                sheet.figure(
-                    "|bfloat16 logits - float32 logits| of a log-probability", _head_error(bench, trajectories)
                 )
             sheet.figure(f"update {update}: loss, gradient norm", f"{metrics['loss']:.4g}, {metrics['grad_norm']:.3g}")
             sheet.claim(
@@ -85,33 +91,67 @@ def _check_updates(bench: Bench, kind: UpdateKind, sheet: Sheet) -> None:
     sheet.claim(f"trained tensors that moved: {moved} of {len(before)}", moved >= 0.4 * len(before))
 
 
-def _compare(bench: Bench, trajectories: Sequence[Trajectory], when: str, sheet: Sheet) -> None:
-    report = compare_trajectories(trajectories, bench.model, bench.processor, cache=bench.cache)
+def _separate_rounding(bench: Bench, sheet: Sheet) -> float:
+    """Trainer and sampler in float32, where they must agree, and both in bfloat16 against float32. Returns the mean
+    difference of the trainer's log-probabilities from float32."""
+    wide = copy.deepcopy(bench.model).float()
+    with bench.engine(wide) as engine:
+        trajectories = bench.sample(engine, "wide")
+    diff = _compare(bench, trajectories, wide, "both in float32", sheet)
+    sheet.claim(f"both in float32: at most {MAX_FLOAT32_DIFF} on average", diff <= MAX_FLOAT32_DIFF)
+    with bench.engine() as engine:
+        trajectories = bench.sample(engine, "narrow")
+    narrow_N, wide_N = (_response_scores(bench, model, trajectories) for model in (bench.model, wide))
+    sampled_N = torch.cat([torch.tensor(one.sampled_logprobs)[_mask(one)] for one in trajectories])
+    by_trainer, by_sampler = (float((scores_N - wide_N).abs().mean()) for scores_N in (narrow_N, sampled_N))
+    sheet.figure(
+        "|trainer - trainer in float32|, |sampler - trainer in float32|", f"{by_trainer:.2g}, {by_sampler:.2g}"
+    )
+    sheet.claim(
+        f"the sampler rounds at most {MAX_ROUNDING} times as much as the trainer",
+        by_sampler <= MAX_ROUNDING * by_trainer + MAX_FLOAT32_DIFF,
+    )
+    if bench.model.dtype != torch.float32:
+        head = bench.model.lm_head
+        bench.model.lm_head = RoundedHead(head.weight)
+        try:
+            rounded_N = _response_scores(bench, bench.model, trajectories)
+        finally:
+            bench.model.lm_head = head
+        by_rounded, apart = ((rounded_N - other_N).abs().mean() for other_N in (wide_N, sampled_N))
+        sheet.figure(
+            "with logits rounded to bfloat16 by the trainer: |trainer - trainer in float32|, |trainer - sampler|",
+            f"{float(by_rounded):.2g}, {float(apart):.2g}",
+        )
+    return max(by_trainer, MAX_FLOAT32_DIFF)
+
+
+def _response_scores(bench: Bench, model: Any, trajectories: Sequence[Trajectory]) -> torch.Tensor:
+    scores = score_trajectories(model, bench.processor, trajectories, cache=bench.cache)
+    return torch.cat([row[_mask(one)] for row, one in zip(scores, trajectories, strict=True)])
+
+
+def _mask(trajectory: Trajectory) -> torch.Tensor:
+    return torch.tensor(trajectory.response_mask, dtype=torch.bool)
+
+
+def _compare(bench: Bench, trajectories: Sequence[Trajectory], model: Any, when: str, sheet: Sheet) -> float:
+    """The mean difference."""
+    report = compare_trajectories(trajectories, model, bench.processor, cache=bench.cache)
     text = f"mean {report.mean_diff:.2g}, largest {report.max_diff:.2g}, {report.num_tokens} tokens"
     sheet.figure(f"|trainer - sampler| of a log-probability, {when}", text)
-    sheet.claim(f"{when}: at most {MAX_MEAN_DIFF} on average", report.mean_diff <= MAX_MEAN_DIFF)
+    return report.mean_diff
 
 
-def _head_error(bench: Bench, trajectories: Sequence[Trajectory]) -> str:
-    """Logits in bfloat16 against the same hidden states' logits in float32."""
-    head = bench.model.lm_head
-    rounded = score_trajectories(bench.model, bench.processor, trajectories, cache=bench.cache)
-    bench.model.lm_head = _Float32Head(head.weight)
-    try:
-        exact = score_trajectories(bench.model, bench.processor, trajectories, cache=bench.cache)
-    finally:
-        bench.model.lm_head = head
-    diffs = torch.cat([(one - other)[one != 0].abs() for one, other in zip(rounded, exact, strict=True)])
-    return f"mean {float(diffs.mean()):.2g}, largest {float(diffs.max()):.2g}"
+class RoundedHead(torch.nn.Module):
+    """Logits as a bfloat16 model's own output layer computes them."""
 
-
-class _Float32Head(torch.nn.Module):
     def __init__(self, weight: torch.nn.Parameter) -> None:
         super().__init__()
         self.weight = weight
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(hidden.float(), self.weight.float())
+    def forward(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(hidden_ND, self.weight)
 
 
 def _sums(model: Any) -> dict[str, float]:

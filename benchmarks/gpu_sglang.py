@@ -69,7 +69,7 @@ def running_server(python: str, checkpoint: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     command = [
         python, "-m", "sglang.launch_server", "--model-path", str(checkpoint), "--host", "127.0.0.1",
-        "--port", str(port), "--dtype", "bfloat16", "--mem-fraction-static", str(MEMORY_SHARE),
+        "--port", str(port), "--dtype", "bfloat16", "--enable-fp32-lm-head", "--mem-fraction-static", str(MEMORY_SHARE),
         "--context-length", "16384", "--disable-cuda-graph", "--log-level", "warning",
     ]  # fmt: skip
     environment = {"HF_HUB_OFFLINE": "1"}

@@ -34,9 +34,12 @@ if IS_ONE_OF_SEVERAL_WORKERS:
 DESKTOP_PROGRAMS = ("bwrap", "Xvfb", "openbox", "xterm", "mousepad", "pcmanfm", "yad")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell's background job begins with SIGINT ignored; Dagster then has SIGTERM ignored, too, and so would every
-    program that a test starts and tells to end."""
+    program that a test starts and tells to end. GPUs are hidden from the tests that compare runs bit by bit, which a
+    GPU's kernels do not promise."""
+    if "gpu" not in config.option.markexpr and Path("/dev/nvidiactl").exists():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -50,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 pytest.mark.skip(reason=f"no desktop here: {', '.join(missing)} (osworld-pipeline setup debian)")
             )
         if item.get_closest_marker("gpu") and not _has_cuda():
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+            item.add_marker(pytest.mark.skip(reason="no CUDA device, or not run by `make test-gpu`"))
         if item.get_closest_marker("browser") and shutil.which("chromium") is None:
             item.add_marker(pytest.mark.skip(reason="no chromium"))
     items.sort(key=_cost)

@@ -59,8 +59,8 @@ def server_commands(
             arguments, own = server.arguments, {**server.environment, **added}
         else:
             python = (str(folder / "bin" / "python"), "-m", "sglang.launch_server")
-            parallel = ("--tp-size", str(section.gpus_per_server), "--dtype", _dtype(recipe))
-            arguments = (*python, *shared, *parallel, "--port", str(port))
+            parallel = ("--tp-size", str(section.gpus_per_server))
+            arguments = (*python, *shared, *parallel, *_dtype_arguments(recipe), "--port", str(port))
             own = {**added, VISIBLE_GPUS: ",".join(gpus_of_server(recipe, number, given.get(VISIBLE_GPUS)))}
         commands.append(ServerCommand(url=url, arguments=arguments, environment=own))
     return tuple(commands)
@@ -89,8 +89,10 @@ def gpus_of_server(recipe: Recipe, number: int, visible: str | None) -> tuple[st
     return tuple(names[index] for index in wanted)
 
 
-def _dtype(recipe: Recipe) -> str:
-    return recipe.model.dtype if recipe.model.kind == "pretrained" else "float32"
+def _dtype_arguments(recipe: Recipe) -> tuple[str, ...]:
+    """Logits in float32 as the trainer's (agent/logits.py)."""
+    dtype = recipe.model.dtype if recipe.model.kind == "pretrained" else "float32"
+    return ("--dtype", dtype) if dtype == "float32" else ("--dtype", dtype, "--enable-fp32-lm-head")
 
 
 def _lora_arguments(recipe: Recipe) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from transformers import Qwen3VLForConditionalGeneration
 from weights_receiver import TOKEN, receiving
 
 from osworld_pipeline.agent.adapters import Base, is_factor
+from osworld_pipeline.agent.logits import project_logits
 from osworld_pipeline.agent.model_inputs import build_model_inputs
 from osworld_pipeline.agent.observation_text import system_message, user_message
 from osworld_pipeline.agent.renderer import Renderer
@@ -502,3 +503,52 @@ async def test_log_probabilities_before_temperature_are_refused(
                 await engine.health()
     finally:
         await asyncio.to_thread(process.__exit__, None, None, None)
+
+
+@pytest.fixture(scope="module")
+def sharp(checkpoints: tuple[Path, Path]) -> Path:
+    """The first one with logits of a trained model's size, where bfloat16 has steps of 0.0625 and more."""
+    folder = checkpoints[0].with_name("sharp")
+    shutil.copytree(checkpoints[0], folder)
+    model = load_model(folder)
+    with torch.no_grad():
+        model.model.language_model.norm.weight.fill_(25.0)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("arguments", [(), ("--enable-fp32-lm-head",)])
+async def test_in_bfloat16_a_server_with_float32_logits_differs_from_the_trainer_less(
+    arguments: tuple[str, ...], sharp: Path, renderer: Renderer, noise_png: Noise
+) -> None:
+    model = load_model(sharp, dtype="bfloat16", is_frozen=True)
+    diffs: list[float] = []
+    with sglang_process(sharp, "--dtype", "bfloat16", *arguments) as server:
+        async with engine_of(server.url, renderer) as engine:
+            await engine.load_weights(sharp, policy_version=1)
+            for seed in range(6):
+                request = Conversation(renderer, noise_png, seed).ask(temperature=1.0, max_new_tokens=24)
+                diffs += trainer_differences(model, renderer, request, await engine.generate(request))
+    mean = sum(diffs) / len(diffs)
+    print(f"{arguments}: mean difference {mean:.2g}, largest {max(diffs):.2g}, {len(diffs)} tokens", file=sys.stderr)
+    if arguments:
+        assert mean < 0.5 * MEANS[()]
+    MEANS[arguments] = mean
+
+
+MEANS: dict[tuple[str, ...], float] = {}
+"""Mean difference by the server's arguments."""
+
+
+def trainer_differences(
+    model: Any, renderer: Renderer, request: GenerateRequest, result: GenerateResult
+) -> Sequence[float]:
+    """As `differences`, from the trainer's logits."""
+    arrays = build_model_inputs(renderer.processor, [(request.token_ids + result.token_ids, request.images)])
+    inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    with torch.no_grad():
+        hidden_1TD = model.model(**inputs).last_hidden_state
+        logits_ND = project_logits(model.lm_head, hidden_1TD[0, len(request.token_ids) - 1 : -1])
+    logits_ND[:, list(renderer.banned_ids(VOCAB_SIZE))] = -torch.inf
+    picked_N = logits_ND.log_softmax(dim=-1).gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
+    return (picked_N - torch.tensor(result.logprobs)).abs().tolist()

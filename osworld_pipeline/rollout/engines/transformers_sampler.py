@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from osworld_pipeline.agent.logits import project_logits
 from osworld_pipeline.agent.model_inputs import rope_positions
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.errors import EngineError
@@ -203,7 +204,7 @@ class Sampler:
             **vision,
         ).last_hidden_state
         row.pixels = [None] * len(row.pixels)
-        return self._model.lm_head(hidden_1QD[:, -1])
+        return project_logits(self._model.lm_head, hidden_1QD[:, -1])
 
     def _prefill_mask(self, start: int, end: int) -> torch.Tensor | None:
         """(1, 1, Q, K); None from position 0, where attention is causal."""
@@ -251,7 +252,7 @@ class Sampler:
                 past_key_values=DecodeView(self._slots, lengths_B, num_places),
                 use_cache=True,
             ).last_hidden_state
-            logits_BV = self._model.lm_head(hidden_B1D[:, 0])[: len(rows)]
+            logits_BV = project_logits(self._model.lm_head, hidden_B1D[:, 0])[: len(rows)]
         except FAULTS as error:
             self._progress.done.extend((row, generation_error(error)) for row in rows)
             self._running = []

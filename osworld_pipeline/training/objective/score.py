@@ -6,12 +6,14 @@ Shapes: B sequences, T tokens, R rows and L positions of the batch's layout, N r
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from osworld_pipeline.agent.logits import project_logits
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.trajectory import Trajectory
@@ -58,7 +60,7 @@ def response_logprobs(model: Any, batch: Batch, with_entropy: bool) -> tuple[tor
     logprobs_N, entropy_N = token_logprobs(
         hidden_RLD[:, :-1][mask_RL[:, 1:]],
         batch.input_ids_RL[mask_RL],
-        model.lm_head,
+        partial(project_logits, model.lm_head),
         vocab_size=model.config.text_config.vocab_size,
         with_entropy=with_entropy,
         temperature_N=batch.temperature_N,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from osworld_pipeline.agent.logits import project_logits
 from osworld_pipeline.agent.model_inputs import PixelCache, rope_positions
 from osworld_pipeline.agent.parity_cases import ParitySample
 from osworld_pipeline.agent.renderer import Renderer
@@ -105,7 +106,7 @@ class ParityReference:
             **vision,
         ).last_hidden_state
         # The hidden state before a token predicts it.
-        return self._model.lm_head(hidden_1TD[0, len(sample.request.token_ids) - 1 : -1]).float().cpu()
+        return project_logits(self._model.lm_head, hidden_1TD[0, len(sample.request.token_ids) - 1 : -1]).float().cpu()
 
     def _hide(self, features: Any, unseen: Sequence[int], *, as_zeros: bool) -> None:
         placeholder_D = self._model.get_input_embeddings().weight[self._renderer.image_id]

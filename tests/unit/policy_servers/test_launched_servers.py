@@ -242,6 +242,15 @@ def test_adapters_and_a_trained_vision_tower_decide_the_server_s_settings(place:
     assert "--enable-lora" not in command.arguments
 
 
+@pytest.mark.parametrize(("dtype", "is_wide"), [("bfloat16", True), ("float32", False)])
+def test_a_bfloat16_server_computes_its_logits_in_float32(place: Path, dtype: str, is_wide: bool) -> None:
+    recipe = load_recipe("qwen3vl_4b_node", settings=[f'model.dtype="{dtype}"'])
+    commands = server_commands(recipe, place / "model", ports=[1], environment={"SGLANG_ENV": str(place / "sglang")})
+    (arguments,) = [command.arguments for command in commands]
+    assert arguments[arguments.index("--dtype") + 1] == dtype
+    assert ("--enable-fp32-lm-head" in arguments) == is_wide
+
+
 @pytest.mark.parametrize("settings", [('engine.kind="transformers"',), ('engine.urls=["http://gpu:30000"]',)])
 def test_launch_without_sglang_or_beside_urls_is_refused(settings: tuple[str, ...]) -> None:
     with pytest.raises(RecipeError, match=r"engine.launch starts sglang servers"):

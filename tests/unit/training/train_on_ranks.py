@@ -23,6 +23,7 @@ from osworld_pipeline.training.weights.checkpoint import TrainerState, partials_
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"train_vision": True, "activation_checkpointing": False},
+    "offload": {"train_vision": True, "activation_checkpointing": False, "cpu_offload": True},
     "packed": {"train_vision": False, "activation_checkpointing": True, "batching": "packed"},
     "lora": {"activation_checkpointing": False, "batching": "packed", "lora": {"rank": 4, "alpha": 8.0}},
 }

@@ -1,0 +1,6 @@
+"""The samples of the training tests are used here, too."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit" / "training"))

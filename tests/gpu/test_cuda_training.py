@@ -1,0 +1,115 @@
+"""Training on a GPU gives the weights and losses of a CPU, whole and sharded over NCCL; and weights are broadcast over
+NCCL."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import train_on_ranks
+from torchrun_process import torchrun
+from training_samples import CORPUS, SMALL, saved_weights
+
+from osworld_pipeline.rollout.engines.update_group import Packer, UpdateGroup, backend_for
+from osworld_pipeline.training.distributed.process_group import ProcessGroup
+from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
+
+VARIANTS = ("plain", "packed", "lora")
+CHECKPOINTS = ("sft.partial/update-0002", "sft-resumed.partial/update-0003", "gspo.partial/update-0001")
+MAX_SHARE = 1e-3
+"""AdamW moves a weight whose gradient is almost 0 by up to the learning rate in either direction; so few may."""
+LIMIT_S = 200.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    build_tiny_checkpoint(folder, SMALL, CORPUS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    # The ranks look for it beside their own folder, and go on from it.
+    folder = tmp_path_factory.mktemp("ranks") / "alone"
+    for variant in VARIANTS:
+        train_on_ranks.train(ProcessGroup.alone("cpu"), model, folder / variant, variant)
+    return folder
+
+
+def assert_same(ours: Path, theirs: Path) -> None:
+    one, other = saved_weights(ours), saved_weights(theirs)
+    assert one.keys() == other.keys()
+    diffs = torch.cat([(one[name] - other[name]).abs().flatten() for name in one])
+    print(f"{ours.name}: mean {diffs.mean():.2g}, largest {diffs.max():.2g}, share above 1e-5 {shares(diffs):.2g}")
+    assert shares(diffs) < MAX_SHARE
+    assert metrics(ours) == pytest.approx(metrics(theirs), abs=1e-4, rel=1e-3)
+
+
+def shares(diffs: torch.Tensor) -> float:
+    return float((diffs > 1e-5).float().mean())
+
+
+def metrics(folder: Path) -> dict[str, float]:
+    saved = json.loads((folder / "trainer_state.json").read_text())["metrics"]
+    return {name: value for name, value in saved.items() if not name.endswith(("_s", "padding_share"))}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_one_gpu_gives_the_weights_and_losses_of_a_cpu(tmp_path: Path, model: Path, on_cpu: Path, variant: str) -> None:
+    train_on_ranks.train(ProcessGroup.alone("cuda"), model, tmp_path, variant)
+    for name in CHECKPOINTS:
+        assert_same(tmp_path / "checkpoints" / name, on_cpu / variant / "checkpoints" / name)
+
+
+def test_sharded_over_nccl_it_gives_them_too_and_with_weights_in_host_memory(model: Path, on_cpu: Path) -> None:
+    folder = on_cpu.with_name("together")
+    folder.mkdir()
+    program = Path(__file__).with_name("on_gpus.py")
+    variants = (*VARIANTS, "offload")
+    log = folder / "log"
+    with log.open("w") as output:
+        process = torchrun(str(program), model, folder, *variants, output=output, num_ranks=torch.cuda.device_count())
+    try:
+        assert process.wait(LIMIT_S) == 0, log.read_text()
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"not within {LIMIT_S:.0f} s: {log.read_text()}")
+    finally:
+        process.kill()
+    for variant in variants:
+        alone = on_cpu / ("plain" if variant == "offload" else variant) / "checkpoints"
+        for name in CHECKPOINTS:
+            assert_same(folder / variant / "checkpoints" / name, alone / name)
+        if variant != "offload":
+            resumed = folder / variant / "of-one-rank" / "checkpoints" / CHECKPOINTS[1]
+            assert_same(resumed, alone / CHECKPOINTS[1])
+
+
+def test_weights_are_broadcast_over_nccl() -> None:
+    """To no other rank: NCCL takes one rank a GPU."""
+    group = UpdateGroup(address="127.0.0.1", world_size=1, timeout_s=30.0)
+    buckets: list[torch.Tensor] = []
+    packer = Packer(lambda bucket, _: buckets.append(bucket.data), max_bytes=64 << 20)
+    weights = [torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(16)]
+    for number, tensor in enumerate(weights):
+        packer.add(f"w{number}", tensor)
+    packer.finish()
+    assert backend_for(buckets[0].device) == "nccl"
+    try:
+        group.connect(buckets[0].device)
+        group.broadcast(buckets[0], is_stopped=lambda: False)
+        started = time.monotonic()
+        for bucket in buckets:
+            group.broadcast(bucket, is_stopped=lambda: False)
+        seconds = time.monotonic() - started
+    finally:
+        group.close()
+    num_bytes = sum(bucket.nbytes for bucket in buckets)
+    print(f"{len(buckets)} buckets, {num_bytes / 1e9 / seconds:.1f} GB/s", file=sys.stderr)
+    sent = torch.cat(buckets).view(torch.bfloat16)
+    assert torch.equal(sent, torch.cat([tensor.flatten() for tensor in weights]))
