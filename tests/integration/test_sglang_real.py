@@ -507,7 +507,7 @@ async def test_log_probabilities_before_temperature_are_refused(
 
 @pytest.fixture(scope="module")
 def sharp(checkpoints: tuple[Path, Path]) -> Path:
-    """The first one with logits of a trained model's size, where bfloat16 has steps of 0.0625 and more."""
+    """The first one with logits of a trained model's size, where bfloat16 has steps of up to 0.25."""
     folder = checkpoints[0].with_name("sharp")
     shutil.copytree(checkpoints[0], folder)
     model = load_model(folder)
@@ -526,16 +526,18 @@ async def test_in_bfloat16_a_server_with_float32_logits_differs_from_the_trainer
     with sglang_process(sharp, "--dtype", "bfloat16", *arguments) as server:
         async with engine_of(server.url, renderer) as engine:
             await engine.load_weights(sharp, policy_version=1)
-            for seed in range(6):
-                request = Conversation(renderer, noise_png, seed).ask(temperature=1.0, max_new_tokens=24)
+            for seed in range(12):
+                request = Conversation(renderer, noise_png, seed).ask(temperature=SHARP_TEMPERATURE, max_new_tokens=24)
                 diffs += trainer_differences(model, renderer, request, await engine.generate(request))
     mean = sum(diffs) / len(diffs)
     print(f"{arguments}: mean difference {mean:.2g}, largest {max(diffs):.2g}, {len(diffs)} tokens", file=sys.stderr)
     if arguments:
-        assert mean < 0.5 * MEANS[()]
+        assert mean < 0.85 * MEANS[()]
     MEANS[arguments] = mean
 
 
+SHARP_TEMPERATURE = 5.0
+"""At 1 the tiny model is certain of each token, whose log-probability is then 0 in any precision."""
 MEANS: dict[tuple[str, ...], float] = {}
 """Mean difference by the server's arguments."""
 
@@ -550,5 +552,9 @@ def trainer_differences(
         hidden_1TD = model.model(**inputs).last_hidden_state
         logits_ND = project_logits(model.lm_head, hidden_1TD[0, len(request.token_ids) - 1 : -1])
     logits_ND[:, list(renderer.banned_ids(VOCAB_SIZE))] = -torch.inf
-    picked_N = logits_ND.log_softmax(dim=-1).gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
+    picked_N = (
+        (logits_ND / request.sampling.temperature)
+        .log_softmax(dim=-1)
+        .gather(1, torch.tensor(result.token_ids)[:, None])[:, 0]
+    )
     return (picked_N - torch.tensor(result.logprobs)).abs().tolist()
