@@ -23,7 +23,7 @@ from osworld_pipeline.domain.episode import (
     TokenSequence,
 )
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.errors import PipelineError, StoreBusyError
 from osworld_pipeline.runs.upkeep.upkeep import collect_garbage, compact_store
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
@@ -183,6 +183,8 @@ def _keep_up(state: StateDir, storm: Storm, ended: threading.Event, every_s: flo
             compact_store(state, min_parts=2, target_bytes=200_000, retired_grace_s=grace_s)
             collect_garbage(state, retired_grace_s=grace_s)
             storm.num_compactions += 1
+        except StoreBusyError:
+            continue  # a writer merges; `num_compactions` shows whether the lock was ever free
         except PipelineError as error:
             storm.upkeep_failures.append(str(error))
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import os
 import signal
 import socket
@@ -9,7 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -182,14 +184,14 @@ def test_term_ends_a_call_in_progress_and_everything_else_in_time(images: Path, 
     with running_env_server(tmp_path, *options, images=images) as server:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{server.url}/reset", json={"task_config": slow}, timeout=0.3)
-        with ThreadPoolExecutor(1) as threads:
-            waiting = threads.submit(httpx.post, f"{server.url}/reset", json={"task_config": slow}, timeout=30)
+        with closing(HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=30)) as waiting:
+            waiting.request("POST", "/reset", json.dumps({"task_config": slow}), {"Content-Type": "application/json"})
             time.sleep(0.5)
             children = processes_below(server.process.pid)
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(10) == 0
             assert [pid for pid in children if is_running(pid)] == []
-            assert waiting.result().status_code == 503
+            assert waiting.getresponse().status == 503
 
 
 async def test_term_lets_a_step_finish_and_leaves_no_trace_of_any_episode(images: Path, tmp_path: Path) -> None:
