@@ -13,6 +13,7 @@ import train_on_ranks
 from torchrun_process import torchrun
 from training_samples import CORPUS, SMALL, saved_weights
 
+from osworld_pipeline.agent.logits import project_logits
 from osworld_pipeline.rollout.engines.update_group import Packer, UpdateGroup, backend_for
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
 from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
@@ -88,6 +89,19 @@ def test_sharded_over_nccl_it_gives_them_too_and_with_weights_in_host_memory(mod
         if variant != "offload":
             resumed = folder / variant / "of-one-rank" / "checkpoints" / CHECKPOINTS[1]
             assert_same(resumed, alone / CHECKPOINTS[1])
+
+
+def test_logits_of_bfloat16_are_products_in_float32() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(2560, 4096, bias=False, dtype=torch.bfloat16, device="cuda")
+    hidden_ND = torch.randn(64, 2560, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    logits_NV = project_logits(layer, hidden_ND)
+    exact_NV = hidden_ND.detach().double() @ layer.weight.detach().double().T
+    assert logits_NV.dtype == torch.float32
+    assert float((logits_NV.detach() - exact_NV).abs().max()) < 1e-4
+    logits_NV.sum().backward()
+    assert hidden_ND.grad is not None
+    assert layer.weight.grad is not None
 
 
 def test_weights_are_broadcast_over_nccl() -> None:
