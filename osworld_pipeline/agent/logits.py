@@ -2,7 +2,7 @@
 
 A bfloat16 number has 8 significant bits: a logit between 16 and 32 is rounded to a multiple of 0.125. Sampler and
 trainer compute the hidden states in different shapes, so their logits would be rounded to different multiples, and the
-ratios of an update would differ from 1 before the policy has changed (MiniMax-M1, arXiv 2506.13585, section 3.2).
+ratios of an update would differ from 1 before the policy has changed (MiniMax-M1, arXiv 2506.13585).
 sglang computes the same with `--enable-fp32-lm-head`.
 """
 
@@ -18,11 +18,10 @@ ROWS = 2048
 def project_logits(lm_head: nn.Module, hidden_ND: torch.Tensor) -> torch.Tensor:
     """Logits of hidden states, shape (N, V), from products summed in float32 and not rounded to the model's dtype;
     float64 for a float64 model. Gradients are computed in the model's dtype."""
-    weight_VD = getattr(lm_head, "weight", None)
     is_plain = type(lm_head) is nn.Linear and lm_head.bias is None
-    if not is_plain or weight_VD is None or weight_VD.dtype not in (torch.bfloat16, torch.float16):
-        return lm_head(hidden_ND)
-    return _WideProduct.apply(hidden_ND, weight_VD)
+    if is_plain and lm_head.weight.dtype in (torch.bfloat16, torch.float16):
+        return _WideProduct.apply(hidden_ND, lm_head.weight)
+    return lm_head(hidden_ND)
 
 
 class _WideProduct(torch.autograd.Function):

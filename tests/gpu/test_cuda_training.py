@@ -1,7 +1,6 @@
 """Training on a GPU gives the weights and losses of a CPU, whole and sharded over NCCL; and weights are broadcast over
 NCCL."""
 
-import json
 import subprocess
 import sys
 import time
@@ -11,12 +10,11 @@ import pytest
 import torch
 import train_on_ranks
 from torchrun_process import torchrun
-from training_samples import CORPUS, SMALL, saved_weights
+from training_samples import saved_metrics, saved_weights
 
 from osworld_pipeline.agent.logits import project_logits
 from osworld_pipeline.rollout.engines.update_group import Packer, UpdateGroup, backend_for
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
-from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -28,18 +26,11 @@ LIMIT_S = 200.0
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    build_tiny_checkpoint(folder, SMALL, CORPUS)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+def on_cpu(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
     # The ranks look for it beside their own folder, and go on from it.
     folder = tmp_path_factory.mktemp("ranks") / "alone"
     for variant in VARIANTS:
-        train_on_ranks.train(ProcessGroup.alone("cpu"), model, folder / variant, variant)
+        train_on_ranks.train(ProcessGroup.alone("cpu"), tiny_folder, folder / variant, variant)
     return folder
 
 
@@ -49,33 +40,32 @@ def assert_same(ours: Path, theirs: Path) -> None:
     diffs = torch.cat([(one[name] - other[name]).abs().flatten() for name in one])
     print(f"{ours.name}: mean {diffs.mean():.2g}, largest {diffs.max():.2g}, share above 1e-5 {shares(diffs):.2g}")
     assert shares(diffs) < MAX_SHARE
-    assert metrics(ours) == pytest.approx(metrics(theirs), abs=1e-4, rel=1e-3)
+    assert saved_metrics(ours) == pytest.approx(saved_metrics(theirs), abs=1e-4, rel=1e-3)
 
 
 def shares(diffs: torch.Tensor) -> float:
     return float((diffs > 1e-5).float().mean())
 
 
-def metrics(folder: Path) -> dict[str, float]:
-    saved = json.loads((folder / "trainer_state.json").read_text())["metrics"]
-    return {name: value for name, value in saved.items() if not name.endswith(("_s", "padding_share"))}
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_one_gpu_gives_the_weights_and_losses_of_a_cpu(tmp_path: Path, model: Path, on_cpu: Path, variant: str) -> None:
-    train_on_ranks.train(ProcessGroup.alone("cuda"), model, tmp_path, variant)
+def test_one_gpu_gives_the_weights_and_losses_of_a_cpu(
+    tmp_path: Path, tiny_folder: Path, on_cpu: Path, variant: str
+) -> None:
+    train_on_ranks.train(ProcessGroup.alone("cuda"), tiny_folder, tmp_path, variant)
     for name in CHECKPOINTS:
         assert_same(tmp_path / "checkpoints" / name, on_cpu / variant / "checkpoints" / name)
 
 
-def test_sharded_over_nccl_it_gives_them_too_and_with_weights_in_host_memory(model: Path, on_cpu: Path) -> None:
+def test_sharded_over_nccl_it_gives_them_too_and_with_weights_in_host_memory(tiny_folder: Path, on_cpu: Path) -> None:
     folder = on_cpu.with_name("together")
     folder.mkdir()
     program = Path(__file__).with_name("on_gpus.py")
     variants = (*VARIANTS, "offload")
     log = folder / "log"
     with log.open("w") as output:
-        process = torchrun(str(program), model, folder, *variants, output=output, num_ranks=torch.cuda.device_count())
+        process = torchrun(
+            str(program), tiny_folder, folder, *variants, output=output, num_ranks=torch.cuda.device_count()
+        )
     try:
         assert process.wait(LIMIT_S) == 0, log.read_text()
     except subprocess.TimeoutExpired:

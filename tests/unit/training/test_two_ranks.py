@@ -16,7 +16,7 @@ import train_on_ranks
 from on_two_ranks import DONE
 from test_memory_measured import config
 from torchrun_process import torchrun
-from training_samples import saved_weights
+from training_samples import saved_metrics, saved_weights
 from transformers import Qwen3VLForConditionalGeneration
 
 from osworld_pipeline.training.distributed.process_group import open_process_group
@@ -91,17 +91,12 @@ def difference(one: Path, other: Path) -> float:
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
 
 
-def metrics(folder: Path) -> dict[str, float]:
-    saved = json.loads((folder / "trainer_state.json").read_text())["metrics"]
-    return {name: value for name, value in saved.items() if not name.endswith(("_s", "padding_share"))}
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_ranks_give_the_weights_and_losses_of_one(alone: Path, together: Path, variant: str) -> None:
     one, two = (folder / variant / "checkpoints" for folder in (alone, together))
     for name in ("sft.partial/update-0002", "sft-resumed.partial/update-0003", "gspo.partial/update-0001"):
         assert difference(one / name, two / name) < 1e-5, name
-        assert metrics(two / name) == pytest.approx(metrics(one / name), abs=1e-5, rel=1e-5), name
+        assert saved_metrics(two / name) == pytest.approx(saved_metrics(one / name), abs=1e-5, rel=1e-5), name
     handed_over = [folder / variant / "weights-0001" for folder in (alone, together)]
     assert difference(*handed_over) < 1e-5
     ours, theirs = (torch.load(folder.with_name("weights.pt")) for folder in handed_over)

@@ -1,6 +1,7 @@
 """Small conversations with pictures, as trajectories."""
 
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,12 @@ def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
     whole, adapter = folder / "model.safetensors", folder / "adapter" / "adapter_model.safetensors"
     assert whole.is_file() != adapter.is_file(), folder
     return load_file(whole if whole.is_file() else adapter)
+
+
+def saved_metrics(folder: Path) -> dict[str, float]:
+    """What a checkpoint records of its last update, without times and padding, which depend on the ranks."""
+    metrics = json.loads((folder / "trainer_state.json").read_text())["metrics"]
+    return {name: value for name, value in metrics.items() if not name.endswith(("_s", "padding_share"))}
 
 
 def picture(number: int, *, width: int = 96, height: int = 64) -> bytes:
