@@ -110,8 +110,8 @@ check: setup-python ## format, lint, types, import layers, links, words
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright && $(BIN)/python docs/check_links.py && $(BIN)/python docs/check_words.py
 	@! git ls-files 'tests/test_*.py' 'tests/**/test_*.py' | sed 's:.*/::' | sort | uniq -d | sed 's/$$/: several test files have this name/' | grep .
 
-images: ## container images env-server, pipeline and trainer; BUILDER=docker, TAG=PREFIX, OPTIONS=... (docs/containers.md)
-	@for target in env-server pipeline trainer; do \
+images: ## container images env-server, pipeline, trainer and weights-receiver; BUILDER=docker, TAG=PREFIX, OPTIONS=... (docs/containers.md)
+	@for target in env-server pipeline trainer weights-receiver; do \
 	  $(or $(BUILDER),podman) build $(OPTIONS) -f deploy/Containerfile --target $$target \
 	    -t $(or $(TAG),localhost/osworld)/$$target:$(PROJECT_VERSION) . || exit; \
 	done

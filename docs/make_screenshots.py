@@ -4,7 +4,7 @@
 
 This program writes the report and starts the viewer on a free port; Dagster (`make dev`) and an env server must
 run already. A picture whose address is not given is not changed. It needs the extra `dev` and Chromium
-(`osworld-pipeline setup extras`). Each picture is at most 250 kB.
+(`osworld-pipeline setup extras`). Each picture is at most 250 kB, and the recording of the env server's page 1 MB.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -38,6 +39,7 @@ WHERE e.is_success AND e.purpose = 'evaluate' AND e.checkpoint_id LIKE 'gspo_pha
 ORDER BY e.num_steps DESC, episode_id, s.step_index LIMIT 1
 """
 GRAPH = "asset-groups/"
+"""Of Dagster's UI: all assets as a graph."""
 LAUNCHPAD = "locations/osworld_pipeline/jobs/train/playground"
 RUN = """resources:
   recipe:
@@ -48,7 +50,11 @@ RUN = """resources:
           phase1: {temperature: warm}
           """
 """The configuration in the picture of the launchpad, with a wrong type."""
-"""Of Dagster's UI: all assets as a graph."""
+RECORDED_S = 20.0
+FRAMES_PER_S = 2.0
+"""As the page has them."""
+RECORDING_WIDTH = 820
+MAX_RECORDING_BYTES = 1_000_000
 
 
 class ScreenshotError(Exception):
@@ -70,7 +76,9 @@ def main(argv: list[str] | None = None) -> int:
             pictures["asset-graph.png"] = partial(_shoot, url=f"{address}/{GRAPH}", settle=_graph)
             pictures["launchpad.png"] = partial(_shoot, url=f"{address}/{LAUNCHPAD}", settle=_launchpad)
         if arguments.env_server:
-            pictures["env-server-status.png"] = partial(_shoot, url=f"{arguments.env_server.rstrip('/')}/status")
+            status = f"{arguments.env_server.rstrip('/')}/status"
+            pictures["env-server-status.png"] = partial(_shoot, url=status)
+            pictures["env-server-status.webp"] = partial(_record, url=status)
         return _take(pictures, arguments.output)
 
 
@@ -79,7 +87,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--state", type=Path, default=Path("var"), help="with a finished run (default var)")
     parser.add_argument("--training", default="gspo_phase1", help="stage whose page is shown (default gspo_phase1)")
     parser.add_argument("--dagster", default="", metavar="URL", help="of a running Dagster, for its pictures")
-    parser.add_argument("--env-server", default="", metavar="URL", help="of an env server: takes env-server-status.png")
+    parser.add_argument("--env-server", default="", metavar="URL", help="of an env server: its page and a recording")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pictures (default docs)")
     return parser.parse_args(argv)
 
@@ -96,7 +104,8 @@ def _take(pictures: Mapping[str, "Callable[[Browser], bytes]"], folder: Path) ->
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         for name, take in pictures.items():
             try:
-                data = shrink(take(browser))
+                data = take(browser)
+                data = data if name.endswith(".webp") else shrink(data)
             except (Error, ScreenshotError) as error:
                 print(f"{name} was not taken: {str(error).splitlines()[0]}", file=sys.stderr)
                 failed += 1
@@ -131,6 +140,31 @@ def _shoot(browser: "Browser", *, url: str, settle: "Callable[[Page], FloatRect]
         return page.screenshot()
     finally:
         page.close()
+
+
+def _record(browser: "Browser", *, url: str) -> bytes:
+    """The page for a while, as an animated WebP at the speed of what happened."""
+    page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
+    pictures: list[Image.Image] = []
+    try:
+        page.goto(url, wait_until="load", timeout=PAGE_LIMIT_MS)
+        page.wait_for_timeout(1500)
+        started = time.monotonic()
+        while (elapsed := time.monotonic() - started) < RECORDED_S:
+            page.wait_for_timeout(max(0.0, len(pictures) / FRAMES_PER_S - elapsed) * 1000)
+            with Image.open(io.BytesIO(page.screenshot())) as picture:
+                height = round(picture.height * RECORDING_WIDTH / picture.width)
+                pictures.append(picture.convert("RGB").resize((RECORDING_WIDTH, height), Image.Resampling.LANCZOS))
+    finally:
+        page.close()
+    duration_ms = round(1000 * RECORDED_S / len(pictures))
+    for quality in (60, 40, 20):
+        sink = io.BytesIO()
+        options = {"save_all": True, "append_images": pictures[1:], "duration": duration_ms, "loop": 0}
+        pictures[0].save(sink, "WEBP", quality=quality, method=4, **options)
+        if sink.tell() <= MAX_RECORDING_BYTES:
+            return sink.getvalue()
+    raise ScreenshotError(f"the recording takes {sink.tell() // 1000} kB")
 
 
 def _graph(page: "Page") -> "FloatRect":

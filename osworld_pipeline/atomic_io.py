@@ -7,15 +7,15 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING, Any
 
 from osworld_pipeline.errors import PipelineError, StoreError
 from osworld_pipeline.file_locks import TakenError, lock
 from osworld_pipeline.file_system import NO_LOCKS, explain_lock
 from osworld_pipeline.temp_names import is_stale, temp_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @contextmanager
@@ -49,12 +49,15 @@ def write_file(path: Path, data: bytes, *, temp_folder: Path | None = None) -> N
         temp.write_bytes(data)
 
 
-def parquet_bytes(table: pa.Table, *, statistics: Sequence[str] | None = None) -> bytes:
+def parquet_bytes(table: "pa.Table", *, statistics: Sequence[str] | None = None) -> bytes:
     """A Parquet file without Arrow's copy of the schema, which is most of a small file; the schema's own metadata is
     kept.
 
     `statistics` names the columns whose minimum and maximum are in the footer; None: all.
     """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     sink = pa.BufferOutputStream()
     wanted: Any = True if statistics is None else list(statistics)
     with pq.ParquetWriter(
@@ -67,7 +70,7 @@ def parquet_bytes(table: pa.Table, *, statistics: Sequence[str] | None = None) -
 
 
 def write_parquet(
-    path: Path, table: pa.Table, *, temp_folder: Path | None = None, statistics: Sequence[str] | None = None
+    path: Path, table: "pa.Table", *, temp_folder: Path | None = None, statistics: Sequence[str] | None = None
 ) -> None:
     """Writes one table as one Parquet file, atomically. Raises StoreError.
 

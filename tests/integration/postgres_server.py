@@ -21,25 +21,31 @@ START_LIMIT_S = 60.0
 
 
 @contextmanager
-def running_postgres() -> Iterator[int]:
-    """The port of a new, empty server on loopback. Skips the test where Postgres is not installed."""
+def running_postgres(address: str = "127.0.0.1", password: str = "") -> Iterator[int]:
+    """The port of a new, empty server with the user `dagster`. It asks for a password if one is given. Skips the test
+    where Postgres is not installed."""
     pytest.importorskip("dagster_postgres", reason="the extra postgres is not installed")
     programs = postgres_folder()
     with tempfile.TemporaryDirectory(prefix="postgres-", dir="/tmp") as folder:
         if os.geteuid() == 0:
             os.chown(folder, UNPRIVILEGED, UNPRIVILEGED)
         data = f"{folder}/data"
-        init = [str(programs / "initdb"), "-D", data, "-U", "dagster", "-A", "trust", "-N"]
+        init = [str(programs / "initdb"), "-D", data, "-U", "dagster", "-N"]
+        Path(folder, "password").write_text(password)
+        init += ["-A", "scram-sha-256", f"--pwfile={folder}/password"] if password else ["-A", "trust"]
         done = subprocess.run(as_ordinary_user(init), capture_output=True, text=True, timeout=START_LIMIT_S, cwd="/")
         assert done.returncode == 0, done.stderr
+        if password:
+            with Path(data, "pg_hba.conf").open("a") as rules:
+                rules.write("host all dagster samenet scram-sha-256\n")
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+            free.bind((address, 0))
             number = free.getsockname()[1]
-        options = ["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-p", str(number), "-k", folder]
+        options = ["-c", f"listen_addresses={address}", "-c", "fsync=off", "-p", str(number), "-k", folder]
         command = as_ordinary_user([str(programs / "postgres"), "-D", data, *options])
         server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/")
         try:
-            wait_for(number, server)
+            wait_for(number, server, address, password)
             yield number
         finally:
             server.send_signal(signal.SIGINT)
@@ -72,13 +78,13 @@ def as_ordinary_user(command: list[str]) -> list[str]:
     return ["setpriv", *ids, "--pdeathsig", "INT", "--", *command]
 
 
-def wait_for(number: int, server: subprocess.Popen[bytes]) -> None:
+def wait_for(number: int, server: subprocess.Popen[bytes], address: str, password: str) -> None:
     import psycopg2
 
     deadline = time.monotonic() + START_LIMIT_S
     while True:
         with suppress(psycopg2.OperationalError):
-            psycopg2.connect(host="127.0.0.1", port=number, user="dagster", dbname="postgres").close()
+            psycopg2.connect(host=address, port=number, user="dagster", dbname="postgres", password=password).close()
             return
         assert server.poll() is None, "Postgres ended"
         assert time.monotonic() < deadline, "Postgres did not come up"

@@ -1,156 +1,52 @@
-"""The pods of the Kubernetes manifests, run by Podman: the smoke recipe while the env servers are updated one after the
-other. `make test-deploy` builds the images and runs it."""
+"""The pods of the Kubernetes manifests, run by Podman. `make test-deploy` builds the images and runs it."""
 
-import base64
 import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import yaml
-
-from osworld_pipeline.project import kubernetes_files, write_project
+from jobs_api import jobs_api
+from podman_cluster import SECRETS, PodmanCluster, podman, podman_cluster, render
+from postgres_server import running_postgres
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1500),
     pytest.mark.skipif(not os.environ.get("OSWORLD_TEST_DEPLOY"), reason="make test-deploy builds the images it needs"),
 ]
-TOKEN = "a-token-of-this-test"
-PODMAN_LACKS = ("ports", "startupProbe", "readinessProbe", "livenessProbe")
-"""Podman 4.3 publishes a container's port on the host, and has no probe by a port's name."""
 NAMES = ("env-server-0", "env-server-1")
 NUM_UPDATES = 6
 """Of one server; each is updated three times, while it has a live episode."""
 RUN_LIMIT_S = 900.0
-END_LIMIT_S = 120.0
-"""For the live episodes of a server."""
-
-
-def podman(*words: str, limit_s: float = 120.0, text: str | None = None) -> str:
-    done = subprocess.run(["podman", *words], capture_output=True, text=True, timeout=limit_s, input=text)
-    assert done.returncode == 0, f"podman {' '.join(words)}: {done.stderr}"
-    return done.stdout.strip()
-
-
-@contextmanager
-def made(kind: str, name: str, *words: str, text: str | None = None) -> Iterator[str]:
-    podman(kind, "create", *words, name, *(["-"] if text else []), text=text)
-    try:
-        yield name
-    finally:
-        podman(kind, "rm", name)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    folder: Path
-    network: str
-    state: str
-    server_pod: dict[str, Any]
-    images: dict[str, str]
-
-    def play(self, name: str) -> None:
-        """Starts a pod and waits until it is ready."""
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": self.server_pod}
-        path = self.folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(pod))
-        podman("kube", "play", "--network", f"{self.network}:alias=env-server", str(path))
-        ready = "import urllib.request as r; r.urlopen('http://127.0.0.1:8100/readyz', timeout=4)"
-        deadline = time.monotonic() + 90
-        while subprocess.run(
-            ["podman", "exec", f"{name}-env-server", "python3", "-c", ready], capture_output=True, timeout=60
-        ).returncode:
-            assert time.monotonic() < deadline, podman("logs", f"{name}-env-server")
-            time.sleep(0.5)
-
-    def is_in_use(self, name: str) -> bool:
-        """Whether its server has a live episode."""
-        ask = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:8100/health', timeout=4).read().decode())"
-        return json.loads(podman("exec", f"{name}-env-server", "python3", "-c", ask))["episodes"] > 0
-
-    def end(self, name: str, grace_s: int) -> str:
-        """Stops a pod as a kubelet does: SIGTERM, and SIGKILL after the grace; its network stays until then, which
-        `podman pod stop` would not wait for. Returns its log."""
-        podman("stop", "--time", str(grace_s), f"{name}-env-server", limit_s=END_LIMIT_S)
-        log = subprocess.run(["podman", "logs", f"{name}-env-server"], capture_output=True, text=True, timeout=60)
-        podman("pod", "rm", "--force", name)
-        return log.stdout + log.stderr
-
-    def command(self, *words: str) -> list[str]:
-        """A command in a pod of a run: its image, state, configuration and environment."""
-        return [
-            *("podman", "run", "--rm", "--network", self.network, "--volume", f"{self.state}:/srv/osworld/var"),
-            *("--volume", f"{self.folder / 'kubernetes' / 'config'}:/etc/osworld:ro"),
-            *("--env", "OSWORLD_DEPLOYMENT=/etc/osworld/deployment.yaml", "--env", f"ENV_SERVER_TOKEN={TOKEN}"),
-            *(self.images["trainer"], *words),
-        ]
-
-    def query(self, sql: str) -> list[dict[str, Any]]:
-        done = subprocess.run(
-            self.command("osworld-pipeline", "query", sql, "--json"), capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-
-def rendered(folder: Path) -> list[dict[str, Any]]:
-    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+LAUNCH = """
+mutation {
+  launchRun(executionParams: {runConfigData: {}, selector: {
+    repositoryLocationName: "osworld_pipeline", repositoryName: "__repository__", jobName: "train"
+  }}) { ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } }
+}"""
+STATUS = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+STAGES = {"sft", "gspo_phase1", "gspo_phase2"}
+DEPLOYMENTS = ("mlflow", "code", "dagster", "dagster-daemon", "viewer")
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    write_project(tmp_path, kubernetes_files(recipe="smoke"))
-    manifests, suffix = tmp_path / "kubernetes", uuid4().hex[:8]
-    (manifests / "secrets.env").write_text(
-        f"ENV_SERVER_TOKEN={TOKEN}\nOSWORLD_VIEWER_TOKEN=unused\nDAGSTER_PG_PASSWORD=unused\n"
-    )
-    deployment = manifests / "config" / "deployment.yaml"
-    resources = yaml.safe_load(deployment.read_text())["resources"]
-    del resources["tracking"]  # MLflow is not run here
-    deployment.write_text(yaml.safe_dump({"resources": resources}))
-
-    documents = rendered(manifests)
-    (server,) = (one for one in documents if (one["kind"], one["metadata"]["name"]) == ("StatefulSet", "env-server"))
-    (code,) = (one for one in documents if (one["kind"], one["metadata"]["name"]) == ("Deployment", "code"))
-    pod = server["spec"]["template"]["spec"]
-    for container in pod["containers"]:
-        for key in PODMAN_LACKS:
-            container.pop(key, None)
-    # Podman 4.3 reads a secret as JSON.
-    secret = json.dumps({"ENV_SERVER_TOKEN": base64.b64encode(TOKEN.encode()).decode()})
-    for volume in pod["volumes"]:
-        volume["name"] += suffix
-        for container in pod["containers"]:
-            for mount in container["volumeMounts"]:
-                mount["name"] += suffix
-    with ExitStack() as stack:
-        network = stack.enter_context(made("network", f"osworld-{suffix}"))
-        state = stack.enter_context(made("volume", f"state-{suffix}"))
-        stack.enter_context(made("secret", "osworld-secrets", text=secret))
-        stack.callback(subprocess.run, ["podman", "pod", "rm", "--force", "--ignore", *NAMES], capture_output=True)
-        yield Cluster(
-            folder=tmp_path,
-            network=network,
-            state=state,
-            server_pod=pod,
-            images={"trainer": code["spec"]["template"]["spec"]["containers"][0]["image"]},
-        )
+def cluster(tmp_path: Path) -> Iterator[PodmanCluster]:
+    with podman_cluster(tmp_path) as running:
+        yield running
 
 
-def test_no_episode_is_lost_while_the_env_servers_are_updated(cluster: Cluster, tmp_path: Path) -> None:
-    grace_s = cluster.server_pod["terminationGracePeriodSeconds"]
+def test_no_episode_is_lost_while_the_env_servers_are_updated(cluster: PodmanCluster, tmp_path: Path) -> None:
+    without_tracking(cluster)
+    server = cluster.document("StatefulSet", "env-server")["spec"]["template"]["spec"]
     for name in NAMES:
-        cluster.play(name)
+        cluster.start("StatefulSet", "env-server", pod=name)
     logs: list[str] = []
     output = tmp_path / "train.log"
     command = cluster.command(
@@ -163,10 +59,10 @@ def test_no_episode_is_lost_while_the_env_servers_are_updated(cluster: Cluster, 
             while run.poll() is None and len(logs) < NUM_UPDATES:
                 assert time.monotonic() < deadline, output.read_text()
                 name = NAMES[len(logs) % len(NAMES)]
-                if not cluster.is_in_use(name):
+                if not is_in_use(cluster, name):
                     continue
-                logs.append(cluster.end(name, grace_s))
-                cluster.play(name)
+                logs.append(cluster.end(name, "env-server", server["terminationGracePeriodSeconds"]))
+                cluster.start("StatefulSet", "env-server", pod=name)
             run.wait(deadline - time.monotonic())
         finally:
             run.kill()
@@ -183,3 +79,132 @@ def test_no_episode_is_lost_while_the_env_servers_are_updated(cluster: Cluster, 
     assert all("draining" in log for log in logs)
     assert num_met >= NUM_UPDATES // 2, "updates met live episodes"
     assert not [log for log in logs if "did not end within" in log]
+
+
+def without_tracking(cluster: PodmanCluster) -> None:
+    deployment = cluster.folder / "kubernetes" / "config" / "deployment.yaml"
+    resources = yaml.safe_load(deployment.read_text())["resources"]
+    del resources["tracking"]
+    deployment.write_text(yaml.safe_dump({"resources": resources}))
+    render(cluster)
+
+
+def is_in_use(cluster: PodmanCluster, name: str) -> bool:
+    """Whether its server has a live episode."""
+    return json.loads(get(f"http://{cluster.address(name)}:8100/health"))["episodes"] > 0
+
+
+def test_dagster_trains_in_jobs_and_repeats_a_run_whose_pod_is_lost(cluster: PodmanCluster) -> None:
+    """The pods of Dagster, MLflow and the viewer, with Postgres outside the cluster: the launcher of runs creates a Job
+    for a run of `train`, whose pod is killed during training. The daemon starts a second, which ends every stage."""
+    for name in NAMES:
+        cluster.start("StatefulSet", "env-server", pod=name)
+    password = SECRETS["DAGSTER_PG_PASSWORD"]
+    with running_postgres(cluster.gateway, password) as port, jobs_api(cluster) as jobs:
+        use_postgres(cluster, port, password)
+        for name in DEPLOYMENTS:
+            cluster.start("Deployment", name)
+        first = ask_dagster(cluster, LAUNCH, {})["launchRun"]["run"]["runId"]
+        until(lambda: bool(training(jobs)), "the first job", lambda: cluster.log("dagster-daemon", "main"))
+        (name,) = training(jobs)
+        until(lambda: num_updates(cluster) > 0, "an update", lambda: cluster.log(name, "dagster"))
+        podman("pod", "kill", name)
+        until(lambda: len(training(jobs)) == 2, "a second job", lambda: cluster.log("dagster-daemon", "main"))
+        _, again = training(jobs)
+        second = jobs[again]["metadata"]["labels"]["dagster/run-id"]
+        ended = {"SUCCESS", "FAILURE", "CANCELED"}
+        until(lambda: status(cluster, second) in ended, "the second run", lambda: cluster.log(again, "dagster"))
+        assert (status(cluster, first), status(cluster, second)) == ("FAILURE", "SUCCESS"), cluster.log(
+            again, "dagster"
+        )
+        # The daemon evaluates each new checkpoint, in jobs of their own.
+        until(lambda: evaluated(cluster) >= STAGES, "evaluations", lambda: cluster.log("dagster-daemon", "main"))
+        check_record(cluster)
+        check_pages(cluster)
+
+
+def training(jobs: dict[str, dict[str, Any]]) -> list[str]:
+    """The jobs of `train`."""
+    return [name for name, job in jobs.items() if job["metadata"]["labels"]["dagster/job"] == "train"]
+
+
+def use_postgres(cluster: PodmanCluster, port: int, password: str) -> None:
+    """Writes its address into cluster.env, and makes the two databases."""
+    import psycopg2
+
+    values = cluster.folder / "kubernetes" / "cluster.env"
+    text = values.read_text().replace("DAGSTER_PG_HOST=postgres", f"DAGSTER_PG_HOST={cluster.gateway}")
+    values.write_text(text.replace("DAGSTER_PG_PORT=5432", f"DAGSTER_PG_PORT={port}"))
+    render(cluster)
+    connection = psycopg2.connect(host=cluster.gateway, port=port, user="dagster", password=password, dbname="postgres")
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        for name in ("dagster", "mlflow"):
+            cursor.execute(f"CREATE DATABASE {name}")
+    connection.close()
+
+
+def status(cluster: PodmanCluster, run_id: str) -> str:
+    return ask_dagster(cluster, STATUS, {"id": run_id})["runOrError"]["status"]
+
+
+def ask_dagster(cluster: PodmanCluster, query: str, variables: dict[str, str]) -> dict[str, Any]:
+    """As its page asks."""
+    answer = json.loads(
+        get(
+            f"http://{cluster.address('dagster')}:3000/graphql",
+            body=json.dumps({"query": query, "variables": variables}).encode(),
+        )
+    )
+    assert "errors" not in answer, answer
+    return answer["data"]
+
+
+def num_updates(cluster: PodmanCluster) -> int:
+    catalog = Path(podman("volume", "inspect", cluster.state, "--format", "{{.Mountpoint}}"), "osworld.duckdb")
+    return cluster.query("SELECT count(*) AS n FROM updates")[0]["n"] if catalog.exists() else 0
+
+
+def evaluated(cluster: PodmanCluster) -> set[str]:
+    return {one["stage"] for one in cluster.query("SELECT DISTINCT stage FROM evals")}
+
+
+def check_record(cluster: PodmanCluster) -> None:
+    """Each update and each episode once; a run of MLflow for each stage, in MLflow's own server."""
+    (counted,) = cluster.query(
+        "SELECT count(*) AS episodes, count(DISTINCT episode_id) AS ids, count(*) FILTER (NOT is_valid) AS faults "
+        "FROM episodes"
+    )
+    assert counted["episodes"] == counted["ids"] > 0
+    updates = cluster.query("SELECT stage, count(*) AS n, count(DISTINCT update) AS ids FROM updates GROUP BY stage")
+    assert {one["stage"] for one in updates} == STAGES
+    assert all(one["n"] == one["ids"] for one in updates)
+    attempts = cluster.query("SELECT status, count(*) AS n FROM stage_attempts GROUP BY status")
+    print(counted, updates, attempts)
+    tracked = f"http://{cluster.address('mlflow')}:5000/api/2.0/mlflow"
+    found = json.loads(get(f"{tracked}/experiments/search?max_results=100", host="localhost:5000"))["experiments"]
+    names = {one["name"] for one in found}
+    assert names >= {f"osworld/{stage}" for stage in STAGES}, names
+
+
+def check_pages(cluster: PodmanCluster) -> None:
+    viewer = f"http://{cluster.address('viewer')}:8200/"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        get(viewer)
+    assert "gspo_phase2" in get(viewer, token=SECRETS["OSWORLD_VIEWER_TOKEN"])
+    assert "dagster" in get(f"http://{cluster.address('dagster')}:3000/").lower()
+
+
+def get(url: str, *, host: str = "", token: str = "", body: bytes | None = None) -> str:
+    headers = {"Content-Type": "application/json"} if body else {}
+    headers |= {"Host": host} if host else {}
+    headers |= {"Authorization": f"Bearer {token}"} if token else {}
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as answer:
+        return answer.read().decode()
+
+
+def until(is_so: Callable[[], bool], what: str, explain: Callable[[], str] = str) -> None:
+    deadline = time.monotonic() + RUN_LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline, f"no sign of {what}: {explain()}"
+        time.sleep(1)

@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -118,6 +118,24 @@ async def test_a_restored_desktop_shows_its_screen_and_knows_the_time(desktop: Q
     assert len(ours.crop(box).getcolors() or ()) > 1, "the mouse cursor is in the picture"
     difference = ImageChops.difference(ours, theirs).convert("L").getextrema()
     assert difference[1] <= 2, "what QEMU shows is what the X server draws"
+
+
+async def test_people_see_each_change_of_its_screen_and_none_after_a_reset(desktop: QemuDesktop) -> None:
+    guest = desktop.guest
+    await wait_until_calm(guest)
+    async with aclosing(guest.frames(width=512, interval_s=0.1)) as pictures:
+        first = Image.open(io.BytesIO(await anext(pictures)))
+        assert (first.format, first.size) == ("JPEG", (512, 384))
+        following = asyncio.ensure_future(anext(pictures))
+        assert not (await asyncio.wait([following], timeout=1.5))[0], "nothing changes"
+        await guest.act([call("moveTo", 900, 700)])
+        second = Image.open(io.BytesIO(await asyncio.wait_for(following, WAIT_LIMIT_S)))
+        changed = ImageChops.difference(first, second).convert("L").point([0] * 40 + [255] * 216).getbbox()
+        assert changed is not None
+        assert (changed[2] >= 450, changed[3] >= 350) == (True, True), "the mouse cursor has moved"
+        await desktop.reset()
+        with pytest.raises(ReplicaError):
+            await anext(pictures)
 
 
 async def test_input_files_and_commands_work_as_on_any_desktop(desktop: QemuDesktop) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import io
 import os
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 from PIL import Image
 
@@ -14,6 +14,7 @@ from osworld_pipeline.wire import ImageFormat
 
 JPEG_QUALITY = 90
 WEBP_QUALITY = 80
+FRAME_QUALITY = 75
 FULL_COLOUR_QUALITY = 95
 """From this quality a JPEG has full chroma resolution."""
 PNG_LEVEL = 1
@@ -45,6 +46,8 @@ class Display:
             os.ftruncate(self._memory, 0)
             os.lseek(self._written, 0, os.SEEK_SET)
             await self._qmp.execute("screendump", {"filename": f"/dev/fdset/{_FDSET}"}, timeout_s=_DUMP_LIMIT_S)
+            if self._is_closed:  # meanwhile
+                raise ReplicaError(f"the display of {self._name} is closed; replace the replica")
             return os.pread(self._memory, os.fstat(self._memory).st_size, 0)
 
     async def size(self) -> tuple[int, int]:
@@ -60,6 +63,17 @@ class Display:
         data = await self.dump()
         return await asyncio.to_thread(encode_ppm, data, image_format, quality, size)
 
+    async def frames(self, width: int, interval_s: float) -> AsyncGenerator[bytes, None]:
+        """A JPEG of the screen and of each change of it, at most `width` pixels wide, until a ReplicaError: the machine
+        has ended."""
+        seen = b""
+        while True:
+            data = await self.dump()
+            if data != seen:
+                seen = data
+                yield await asyncio.to_thread(_frame, data, width)
+            await asyncio.sleep(interval_s)
+
     def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
@@ -72,17 +86,28 @@ def encode_ppm(
 ) -> bytes:
     """Converts a PPM file to another format, and to another (width, height) if one is given. ReplicaError if it is
     invalid or truncated."""
-    found = _HEADER.match(data)
-    if found is None:
-        raise ReplicaError("QEMU dumped a screen that is not a PPM file; replace the replica")
-    width, height = int(found[1]), int(found[2])
-    if len(data) - found.end() < width * height * 3:
-        raise ReplicaError("QEMU dumped an incomplete screen; replace the replica")
-    image = Image.frombytes("RGB", (width, height), data[found.end() :])
+    image = _image(data)
     if size is not None and size != image.size:
         image = image.resize(size, Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
     _ENCODERS[image_format](image, buffer, quality)
+    return buffer.getvalue()
+
+
+def _image(ppm: bytes) -> Image.Image:
+    found = _HEADER.match(ppm)
+    if found is None:
+        raise ReplicaError("QEMU dumped a screen that is not a PPM file; replace the replica")
+    width, height = int(found[1]), int(found[2])
+    if len(ppm) - found.end() < width * height * 3:
+        raise ReplicaError("QEMU dumped an incomplete screen; replace the replica")
+    return Image.frombytes("RGB", (width, height), ppm[found.end() :])
+
+
+def _frame(ppm: bytes, width: int) -> bytes:
+    """As the frames of our own guests (env_server/guest/frames.py)."""
+    image, buffer = _image(ppm), io.BytesIO()
+    image.reduce(max(1, -(-image.width // width))).save(buffer, "JPEG", quality=FRAME_QUALITY, subsampling=2)
     return buffer.getvalue()
 
 

@@ -1,14 +1,19 @@
 """`init --kubernetes` writes manifests that a cluster accepts. kubectl renders them; no cluster is needed."""
 
 import argparse
+import copy
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib import resources
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import click
+import jsonschema
 import kubernetes_validate
 import pytest
 import typer
@@ -21,12 +26,18 @@ from env_server.options import add_server_options, settings_of
 from osworld_pipeline.cli import app
 from osworld_pipeline.domain.version import installed_version
 from osworld_pipeline.project import kubernetes_files, write_project
+from osworld_pipeline.recipes.schema import EngineSection
 from resources.deployment import deployment_resources
 from resources.desktops import DesktopsResource
 
 SECRETS = {"ENV_SERVER_TOKEN": "first-secret", "OSWORLD_VIEWER_TOKEN": "second-secret", "DAGSTER_PG_PASSWORD": "third"}
 VERSIONS = ("1.31", "1.34", "1.37")
-COMPONENTS = ("postgres", "user-namespaces", "kvm", "sglang", "ray", "grafana")
+COMPONENTS = ("postgres", "user-namespaces", "kvm", "sglang", "weights-receiver", "ray", "grafana")
+NEEDED = {"weights-receiver": ("sglang",)}
+"""Components without which another has nothing to change."""
+CHOICES = [(), *((*NEEDED.get(name, ()), name) for name in COMPONENTS), COMPONENTS]
+RAY_SCHEMAS = "OSWORLD_KUBERAY_CRDS"
+"""Names a folder with ray.io_rayclusters.yaml of one or more versions of KubeRay, below it."""
 Documents = list[dict[str, Any]]
 
 
@@ -78,7 +89,7 @@ def check_schema(document: dict[str, Any]) -> None:
         kubernetes_validate.validate(document, version, strict=True)
 
 
-@pytest.mark.parametrize("components", [(), *((name,) for name in COMPONENTS), COMPONENTS], ids=str)
+@pytest.mark.parametrize("components", CHOICES, ids=str)
 def test_every_choice_renders_what_kubernetes_accepts(folder: Path, components: tuple[str, ...]) -> None:
     documents = rendered(folder, *components)
     assert {each["metadata"].get("namespace", "osworld") for each in documents} == {"osworld"}
@@ -102,6 +113,68 @@ def test_the_pods_of_the_ray_cluster_are_accepted_as_pods(folder: Path) -> None:
         check_schema(pod)
         (container,) = pod["spec"]["containers"]
         assert container["image"].endswith(f"osworld/trainer:{installed_version()}")
+
+
+def test_the_ray_cluster_is_what_the_operator_accepts(folder: Path) -> None:
+    """KubeRay's schema is a megabyte: it is not part of this project."""
+    files = sorted(Path(os.environ.get(RAY_SCHEMAS) or "/nonexistent").rglob("ray.io_rayclusters.yaml"))
+    if not files:
+        pytest.skip(f"{RAY_SCHEMAS} names no folder with ray.io_rayclusters.yaml, a CRD of KubeRay")
+    cluster = one(rendered(folder, "ray"), "RayCluster", "trainers")
+    wrong = copy.deepcopy(cluster)
+    wrong["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["imag"] = "x"
+    for file in files:
+        accepted = ray_schema(file)
+        assert [error.message for error in accepted.iter_errors(cluster)] == [], file
+        assert ["imag" in error.message for error in accepted.iter_errors(wrong)] == [True], file
+
+
+def ray_schema(crd: Path) -> jsonschema.Draft7Validator:
+    """Of `v1`, with unknown keys as errors, as `kubectl apply` reports them."""
+    (schema,) = (
+        version["schema"]["openAPIV3Schema"]
+        for version in yaml.load(crd.read_text(), yaml.CSafeLoader)["spec"]["versions"]
+        if version["name"] == "v1"
+    )
+    make_strict(schema)
+    schema["properties"]["metadata"] = {"type": "object"}
+    return jsonschema.Draft7Validator(schema)
+
+
+def make_strict(schema: Any) -> None:
+    if isinstance(schema, list):
+        for each in schema:
+            make_strict(each)
+    if not isinstance(schema, dict):
+        return
+    if schema.get("x-kubernetes-int-or-string"):
+        schema.pop("type", None)
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        schema.setdefault("additionalProperties", False)
+    for each in schema.values():
+        make_strict(each)
+
+
+def test_sglang_has_the_version_that_is_tested_on_a_cpu(folder: Path) -> None:
+    pod = one(rendered(folder, "sglang"), "StatefulSet", "sglang")["spec"]["template"]["spec"]
+    pinned = resources.files("osworld_pipeline.installing") / "sglang" / "without-dependencies.txt"
+    (version,) = re.findall(r"^sglang==(\S+)", pinned.read_text(), re.MULTILINE)
+    assert pod["containers"][0]["image"] == f"lmsysorg/sglang:v{version}"
+
+
+def test_the_weights_receiver_stores_where_sglang_reads(folder: Path) -> None:
+    documents = rendered(folder, "sglang", "weights-receiver")
+    pod = one(documents, "StatefulSet", "sglang")["spec"]["template"]["spec"]
+    sglang, receiver = (
+        next(each for each in pod["containers"] if each["name"] == name) for name in ("sglang", "weights-receiver")
+    )
+    (written,) = receiver["volumeMounts"]
+    assert written | {"readOnly": True} in sglang["volumeMounts"]
+    accept(typer.main.get_command(app), ["receive-weights", written["mountPath"], *receiver["args"]])
+    port = EngineSection().receiver_port
+    assert [each["containerPort"] for each in receiver["ports"]] == [port]
+    assert {"name": "weights", "port": port} in one(documents, "Service", "sglang")["spec"]["ports"]
+    assert receiver["image"].endswith(f"osworld/weights-receiver:{installed_version()}")
 
 
 def test_images_are_of_this_version_and_runs_use_that_of_the_code(base: Documents) -> None:
