@@ -77,7 +77,6 @@ def main(argv: list[str] | None = None) -> int:
             pictures["launchpad.png"] = partial(_shoot, url=f"{address}/{LAUNCHPAD}", settle=_launchpad)
         if arguments.env_server:
             status = f"{arguments.env_server.rstrip('/')}/status"
-            pictures["env-server-status.png"] = partial(_shoot, url=status)
             pictures["env-server-status.webp"] = partial(_record, url=status)
         return _take(pictures, arguments.output)
 
@@ -87,7 +86,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--state", type=Path, default=Path("var"), help="with a finished run (default var)")
     parser.add_argument("--training", default="gspo_phase1", help="stage whose page is shown (default gspo_phase1)")
     parser.add_argument("--dagster", default="", metavar="URL", help="of a running Dagster, for its pictures")
-    parser.add_argument("--env-server", default="", metavar="URL", help="of an env server: its page and a recording")
+    parser.add_argument("--env-server", default="", metavar="URL", help="of an env server at work, to record its page")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pictures (default docs)")
     return parser.parse_args(argv)
 

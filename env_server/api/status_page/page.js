@@ -131,7 +131,8 @@ function showReplica(replica) {
   setText(card.task, episode ? `${episode.task_id}: ${episode.instruction}` : "");
   card.task.title = episode ? episode.instruction : "";
   setText(card.who, episode
-    ? `step ${episode.num_steps}${episode.is_busy ? ", working" : ""} · ${episode.client_id || "unnamed client"}${personWords(episode)}` : "");
+    ? `step ${episode.num_steps}${episode.is_busy ? ", working" : ""}${personWords(episode)} · ${episode.client_id || "unnamed client"}` : "");
+  card.who.title = episode ? episode.client_id : "";
   setText(card.action, episode ? episode.action : "");
   setText(card.note, episode ? episode.note : "");
   card.note.title = episode ? episode.note : "";
@@ -159,6 +160,7 @@ function showRecord(element, episode) {
   const name = document.createElement(viewerUrl ? "a" : "code");
   name.textContent = id;
   if (viewerUrl) Object.assign(name, { href: `${viewerUrl}/episode/${encodeURIComponent(id)}`, target: "_blank", rel: "noopener", title: "In the viewer, once the episode is stored" });
+  element.title = id;
   element.append("episode ", name);
 }
 
