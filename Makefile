@@ -9,7 +9,7 @@ export PYTHONUNBUFFERED := 1
 export PYTHONDONTWRITEBYTECODE :=
 export DAGSTER_HOME := $(CURDIR)
 
-.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-cluster test-install test-deploy test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-cluster bench-viewer bench-weights check images release docs format dev mlflow constraints clean
+.PHONY: help setup setup-test setup-python setup-tokenizer demo test test-fast test-sglang test-cluster test-storm test-install test-deploy test-gpu test-docs test-faults test-hostile test-windows fuzz bench-env bench-settling bench-data bench-rollout bench-training bench-demo bench-learning bench-scale bench-cluster bench-viewer bench-weights check images release docs format dev mlflow constraints clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ test-sglang: setup-test ## the tests against real sglang servers on a CPU; creat
 test-cluster: setup-test ## hosts with their own networks on this machine take the smoke recipe through every stage; each stage loses one (root)
 	@$(BIN)/osworld-pipeline setup sglang
 	@OSWORLD_TEST_CLUSTER=1 OSWORLD_SGLANG=var/sglang $(BIN)/pytest -s tests/integration/test_cluster.py
+
+test-storm: setup-test ## half an hour of faults on the env servers of three hosts (network namespaces) during asynchronous GSPO (root); SECONDS=...
+	@OSWORLD_STORM_S=$(or $(SECONDS),1800) $(BIN)/pytest -s tests/integration/test_fleet_storm.py
 
 test-install: setup-test ## the wheel in a fresh environment and an empty folder: init, setup, the smoke recipe, Dagster; minutes
 	@OSWORLD_TEST_INSTALL=1 $(BIN)/pytest -s tests/integration/test_installation.py

@@ -1,13 +1,18 @@
 """A stub desktop: a step waits and returns the same picture, so that all time beyond the wait is the server's.
-`python -m benchmarks.stub` serves it with the env server's own program."""
+`python -m benchmarks.stub` serves it with the env server's own program; ENV_SERVER_TOKEN may have its token."""
 
 import argparse
 import asyncio
+import io
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
+from pydantic import SecretStr
 
 from benchmarks.stub_step import SCREENSHOT, STEP_S
 from env_server.episodes.driver import View
@@ -47,15 +52,17 @@ class StubProvider:
 @dataclass(frozen=True, kw_only=True)
 class StubDriver:
     task: Task
+    step_s: float
+    screenshot: bytes
 
     async def prepare(self) -> None: ...
 
     async def act(self, action: str, *, pause_s: float, settle: str) -> None:
-        await asyncio.sleep(STEP_S)
+        await asyncio.sleep(self.step_s)
 
     async def observe(self, view: View) -> Observation:
         return Observation(
-            screenshot=SCREENSHOT,
+            screenshot=self.screenshot,
             image_format="png",
             accessibility_tree=None,
             terminal=None,
@@ -71,16 +78,21 @@ class StubDriver:
 @dataclass(frozen=True, kw_only=True)
 class StubPlan:
     task: Task
+    step_s: float
+    screenshot: bytes
 
     def drive(self, desktop: ProvidedDesktop) -> StubDriver:
-        return StubDriver(task=self.task)
+        return StubDriver(task=self.task, step_s=self.step_s, screenshot=self.screenshot)
 
 
+@dataclass(frozen=True, kw_only=True)
 class StubDrivers:
-    grader_version = "stub"
+    step_s: float = STEP_S
+    screenshot: bytes = SCREENSHOT
+    grader_version: str = "stub"
 
     def plan(self, task_config: Mapping[str, Any]) -> StubPlan:
-        return StubPlan(task=Task.from_config(task_config))
+        return StubPlan(task=Task.from_config(task_config), step_s=self.step_s, screenshot=self.screenshot)
 
     async def close(self) -> None: ...
 
@@ -88,12 +100,31 @@ class StubDrivers:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, required=True)
-    parser.add_argument("--ready-file", type=Path, required=True)
+    parser.add_argument("--ready-file", type=Path)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--step-s", type=float, default=STEP_S)
+    parser.add_argument("--drain-episodes-s", type=float, default=0.0)
+    parser.add_argument("--decodable", action="store_true", help="the picture is a PNG of one colour")
     arguments = parser.parse_args()
-    settings = Settings(num_replicas=arguments.replicas, port=0, ready_file=arguments.ready_file)
+    settings = Settings(
+        num_replicas=arguments.replicas,
+        host=arguments.host,
+        port=arguments.port,
+        ready_file=arguments.ready_file,
+        drain_episodes_s=arguments.drain_episodes_s,
+        token=SecretStr(os.environ["ENV_SERVER_TOKEN"]) if "ENV_SERVER_TOKEN" in os.environ else None,
+    )
+    drivers = StubDrivers(step_s=arguments.step_s, screenshot=_one_colour() if arguments.decodable else SCREENSHOT)
     with bind(settings) as listener:
-        run_server(settings, StubProvider(), StubDrivers(), listener)
+        run_server(settings, StubProvider(), drivers, listener)
     return 0
+
+
+def _one_colour() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (64, 64), (40, 90, 140)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 if __name__ == "__main__":

@@ -88,6 +88,8 @@ class EnvClient:
         self.settle: Settle = settle
         self.fleet = EnvFleet(addresses, self, may_mix=may_mix_servers)
         self._stragglers: set[asyncio.Future[None]] = set()
+        self._unclosed: dict[str, set[str]] = {}
+        """By server, episodes that it may still have."""
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=httpx.Timeout(self.timeouts.request_s, connect=self.timeouts.connect_s),
@@ -227,15 +229,22 @@ class EnvClient:
         return silence is not None and silence.is_set()
 
     async def close_episode(self, base_url: str, episode_id: str) -> None:
-        """Releases the replica; if this fails, the server's idle timeout does."""
+        """Releases the replica. If the server cannot be reached, it is asked again when it answers; after this client's
+        end its idle timeout releases it."""
         try:
             await self._http.post(
                 f"{base_url}/close", json={"episode_id": episode_id}, timeout=httpx.Timeout(self.timeouts.close_s)
             )
-        except (httpx.HTTPError, RuntimeError):
-            # RuntimeError: the client was closed before the desktop.
+        except httpx.HTTPError:
+            self._unclosed.setdefault(base_url, set()).add(episode_id)
+            return
+        except RuntimeError:  # the client was closed before the desktop
             return
         self.fleet.released(base_url)
+
+    def _close_unclosed(self, base_url: str) -> None:
+        for episode_id in self._unclosed.pop(base_url, ()):
+            self._in_background(self.close_episode(base_url, episode_id))
 
     def close_when_done(self, base_url: str, pending: "asyncio.Future[ResetAnswer]") -> None:
         async def give_back() -> None:
@@ -245,7 +254,10 @@ class EnvClient:
                 return
             await self.close_episode(base_url, answer.episode_id)
 
-        straggler = asyncio.ensure_future(give_back())
+        self._in_background(give_back())
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        straggler = asyncio.ensure_future(work)
         self._stragglers.add(straggler)
         straggler.add_done_callback(self._stragglers.discard)
 
@@ -253,11 +265,13 @@ class EnvClient:
         try:
             response = await self._http.get(f"{base_url}/health")
             response.raise_for_status()
-            return HealthAnswer.model_validate_json(response.content)
+            answer = HealthAnswer.model_validate_json(response.content)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise UnreachableError(unreachable(base_url)) from error
         except (httpx.HTTPError, ValidationError) as error:
             raise EnvServerError(f"{base_url}/health did not answer like an env server: {error}") from error
+        self._close_unclosed(base_url)
+        return answer
 
     async def fresh_observation(self, base_url: str, episode_id: str) -> Observation:
         found = await self._fetch(base_url, f"/v1/episodes/{episode_id}/observation?fresh=true")

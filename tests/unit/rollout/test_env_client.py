@@ -430,3 +430,18 @@ async def test_health_names_the_server_that_does_not_answer(connect: Any) -> Non
 def test_a_client_without_an_address_is_refused() -> None:
     with pytest.raises(EnvServerError, match="no env server address given"):
         EnvClient(" , ")
+
+
+async def test_an_episode_that_could_not_be_closed_is_closed_once_its_server_answers(connect: Any, task: Task) -> None:
+    """Otherwise its desktop would stay leased until the idle timeout, after a network fault."""
+    closed = {"status": "closed", "episode_id": "e1"}
+    health = {"episodes": 1, "replicas": 2, "free": 1}
+    client, server = connect({"/close": [httpx.ConnectTimeout("silent"), closed], "/health": [health]})
+    async with client:
+        desktop = client.desktop()
+        await desktop.reset(task)
+        await desktop.close()
+        assert server.paths().count("/close") == 1
+        await client.health()
+        await client.health()
+    assert [body for url, body in server.requests if url.endswith("/close")] == [{"episode_id": "e1"}] * 2
