@@ -113,6 +113,12 @@ class EnvFleet:
         """Whether a server seems to have a free desktop."""
         return any(_capacity(server) > 0 for server in self._eligible())
 
+    async def until_free(self, limit_s: float) -> None:
+        """Returns as soon as a server seems to have a free desktop, or after this time."""
+        end = time.monotonic() + limit_s
+        while not self.has_free and (left_s := end - time.monotonic()) > 0:  # noqa: ASYNC110 - hundreds wait for one look
+            await asyncio.sleep(min(left_s, random.uniform(0.25, 0.75)))
+
     async def open(self) -> None:
         """Looks at every server. Those that do not answer are named in the log, and used as soon as they answer. A name
         without an address gets some time to have one.

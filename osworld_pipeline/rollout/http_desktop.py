@@ -27,7 +27,7 @@ from osworld_pipeline.wire import (
 if TYPE_CHECKING:
     from osworld_pipeline.rollout.env_client import EnvClient
 
-QUEUE_S = 10.0
+QUEUE_S = 5.0
 """How long a reset waits at one of several servers, before another one that may have a free desktop is asked."""
 
 
@@ -81,7 +81,7 @@ class HttpDesktop:
                 wait_s = backoff_s(attempt) if asked_s is None else asked_s * random.uniform(0.75, 1.25)
                 if time.monotonic() + wait_s > max(started, fleet.last_release) + limit_s:
                     raise
-                await asyncio.sleep(wait_s)
+                await fleet.until_free(wait_s)
         raise AssertionError("unreachable: the loop above has no end")
 
     async def _reset_at(self, server: EnvServer, request: dict[str, Any]) -> ResetAnswer:

@@ -30,11 +30,14 @@ pytestmark = [
 NAMES = ("desktops-1", "desktops-2", "desktops-3")
 NUM_SIMULATED = 1024
 """A quarter on each host, and on the one that joins."""
+NUM_SLOTS = NUM_SIMULATED * 5 // 4
+"""Episodes in flight: more than there are desktops, so that one that joins is wanted."""
 PORT, REAL_PORT, LATE_PORT = 8100, 8101, 8102
 STEP_S = 20.0
 DRAIN_S = 120.0
 START_LIMIT_S = 300.0
 END_LIMIT_S = 300.0
+KINDS = ("kill", "drain", "join", "silence")
 QUIET_S = (8.0, 20.0)
 """Between two blows."""
 SILENT_S = (5.0, 45.0)
@@ -48,6 +51,8 @@ TOKEN = "a-token-of-the-storm"
 class Fleet:
     hosts: dict[str, Host]
     trainer: Host
+    folder: Path
+    """Which all hosts see."""
     servers: dict[str, Running] = field(default_factory=dict)
     """By URL, the latest one that was started there."""
     blows: Counter[str] = field(default_factory=Counter)
@@ -82,10 +87,11 @@ class Fleet:
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     with network() as hosts:
-        yield Fleet(hosts={name: hosts.add(name) for name in NAMES}, trainer=hosts.add("trainer"))
+        yield Fleet(hosts={name: hosts.add(name) for name in NAMES}, trainer=hosts.add("trainer"), folder=hosts.shared)
 
 
-def test_no_episode_is_lost_or_counted_twice_in_a_storm_of_faults(fleet: Fleet, tmp_path: Path) -> None:
+def test_no_episode_is_lost_or_counted_twice_in_a_storm_of_faults(fleet: Fleet) -> None:
+    folder = fleet.folder
     simulated = [fleet.url(name, PORT) for name in NAMES]
     real = [fleet.url(name, REAL_PORT) for name in NAMES]
     late = [fleet.url(name, LATE_PORT) for name in NAMES]
@@ -98,28 +104,33 @@ def test_no_episode_is_lost_or_counted_twice_in_a_storm_of_faults(fleet: Fleet, 
         "--slots",
         str(NUM_SIMULATED),
         "--folder",
-        str(tmp_path),
+        str(folder),
     ]
     variables = {"ENV_SERVER_TOKEN": TOKEN, "PYTHONPATH": str(Path.cwd())}
     run = fleet.trainer.start(*command, environment=variables, folder=Path.cwd())
-    until(lambda: busy_share(last_sample(tmp_path)) > BUSY_BAR, "the first episodes", run)
+    until(lambda: busy_share(last_sample(folder)) > BUSY_BAR, "the first episodes", run)
     calm_until, storm_until = time.time(), time.monotonic() + SECONDS
     rng = random.Random(0)
+    blows = in_rounds(rng)
     while time.monotonic() < storm_until:
         assert run.process.poll() is None, run.output()[-3000:]
-        strike(fleet, rng, simulated, late)
+        strike(next(blows), fleet, rng, simulated, late)
         for url in simulated:
             if not fleet.is_running(url):  # it was killed, or has drained
                 fleet.start(url)
         time.sleep(rng.uniform(*QUIET_S))
-    (tmp_path / "stop").touch()
+    (folder / "stop").touch()
     run.wait(END_LIMIT_S)
-    check(tmp_path, json.loads(run.output().splitlines()[-1]), fleet, late, since=calm_until)
+    check(folder, json.loads(run.output().splitlines()[-1]), fleet, late, since=calm_until)
 
 
-def strike(fleet: Fleet, rng: random.Random, simulated: list[str], late: list[str]) -> None:
-    """One blow to a host that stands."""
-    blow = rng.choice(("kill", "drain", "join", "silence"))
+def in_rounds(rng: random.Random) -> Iterator[str]:
+    """Each kind of blow once, in any order, again and again."""
+    while True:
+        yield from rng.sample(KINDS, len(KINDS))
+
+
+def strike(blow: str, fleet: Fleet, rng: random.Random, simulated: list[str], late: list[str]) -> None:
     url = rng.choice(late if blow == "join" else simulated)
     if blow == "join":
         if fleet.is_running(url):

@@ -252,7 +252,7 @@ async def test_of_several_full_servers_each_is_asked_before_the_client_waits(con
 
 
 async def test_only_a_reset_at_one_of_several_servers_asks_for_a_short_queue(connect: Any, task: Task) -> None:
-    for urls, expected in (("http://one:1,http://two:1", 10.0), ("http://one:1", None)):
+    for urls, expected in (("http://one:1,http://two:1", 5.0), ("http://one:1", None)):
         client, server = connect({}, urls=urls)
         async with client:
             await client.desktop().reset(task)

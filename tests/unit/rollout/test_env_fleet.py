@@ -1,6 +1,7 @@
 """Which env server gets the next episode, while servers come, fill up, drain, go, and differ."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -73,6 +74,22 @@ async def test_an_episode_that_is_over_frees_its_desktop_at_once() -> None:
     for _ in range(20):
         fleet.released(A)
     assert fleet.servers[0].free == 8, "never more than it has"
+
+
+async def test_what_waits_for_a_desktop_goes_on_as_soon_as_one_is_free() -> None:
+    servers = Servers(a=0)
+    fleet = EnvFleet([A, B], servers)
+    await fleet.look()
+    started = time.monotonic()
+    await fleet.until_free(0.3)
+    assert 0.3 <= time.monotonic() - started < 5.0
+    waiting = asyncio.ensure_future(fleet.until_free(60.0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    servers.free[B] = 2  # it joins
+    await fleet.look()
+    await asyncio.wait_for(waiting, 10)
+    assert fleet.choose().url == B
 
 
 async def test_a_run_starts_with_the_servers_that_answer(caplog: pytest.LogCaptureFixture) -> None:
