@@ -11,6 +11,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import (
     Episode,
     EpisodePurpose,
@@ -25,8 +26,9 @@ from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.protocols import DesktopInfo, GenerateRequest, GenerateResult
+from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection, TinyModelSection
 from osworld_pipeline.rollout.batch import GspoBatch
-from osworld_pipeline.rollout.run_episode import EpisodePlan
+from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,29 @@ def stub_step(index: int, version: int) -> Step:
 def stub_tasks(count: int) -> list[Task]:
     config = {"instruction": "Do nothing.", "evaluator": {"func": "infeasible"}}
     return [Task.from_config({"id": f"stub-{index}", **config}) for index in range(count)]
+
+
+def stub_settings(num_turns: int) -> EpisodeSettings:
+    return EpisodeSettings(
+        agent=AgentSection(
+            max_turns=num_turns, max_response_tokens=64, max_context_tokens=100_000, system_prompt="short"
+        ),
+        desktop=DesktopSection(pause_s=0.0, require_a11y_tree=False),
+        reward=RewardSection(),
+        max_turns=num_turns,
+    )
+
+
+def stub_renderer(folder: Path) -> Renderer:
+    """Of a tiny model, whose files are written to `folder`."""
+    from osworld_pipeline.agent.processor import load_processor
+    from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
+
+    spec = TinyModelSection(
+        kind="tiny", hidden_size=64, num_layers=2, vision_hidden_size=48, vision_depth=1, vocab_size=512
+    )
+    build_tiny_checkpoint(folder, spec, ["Action: wait for the screen\n[Task]\nDo nothing."])
+    return Renderer(load_processor(folder))
 
 
 STUB_SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=64)

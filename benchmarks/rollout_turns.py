@@ -11,16 +11,23 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.rollout_stub import STUB_SAMPLING, TimedDesktop, TimedEngine, draw_screens, stub_tasks
+from benchmarks.rollout_stub import (
+    STUB_SAMPLING,
+    TimedDesktop,
+    TimedEngine,
+    draw_screens,
+    stub_renderer,
+    stub_settings,
+    stub_tasks,
+)
 from benchmarks.spread import Spread, print_table, verdict
 from osworld_pipeline.agent.images import fit_size
-from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.recipes.schema import AgentSection, DesktopSection, RewardSection, TinyModelSection
-from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode
+from osworld_pipeline.recipes.schema import AgentSection
+from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeTools, run_episode
 from osworld_pipeline.store import TrajectoryStore
 
 BAR_MS = 10.0
@@ -36,7 +43,7 @@ def run_turns(console: Console, *, rounds: int) -> list[dict[str, Any]]:
     rows: list[list[str]] = []
     results: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-rollout-") as scratch:
-        renderer = _renderer(Path(scratch) / "tiny")
+        renderer = stub_renderer(Path(scratch) / "tiny")
         for (width, height), is_resized in itertools.product(SIZES, (True, False)):
             fitted = fit_size(width, height, AgentSection().max_pixels)
             screens = draw_screens(*(fitted if is_resized else (width, height)), NUM_TURNS)
@@ -84,27 +91,10 @@ async def _episode(
     text = load_dialect("slime").format("Wait", {"action": "wait", "time": 1})
     engine = _StampedEngine(text, renderer.encode(text))
     tools = EpisodeTools(desktop_factory=desktop, engine=engine, renderer=renderer, sink=TrajectoryStore(state))
-    settings = EpisodeSettings(
-        agent=AgentSection(
-            max_turns=NUM_TURNS, max_response_tokens=64, max_context_tokens=100_000, system_prompt="short"
-        ),
-        desktop=DesktopSection(pause_s=0.0, require_a11y_tree=False),
-        reward=RewardSection(),
-        max_turns=NUM_TURNS,
-    )
+    settings = stub_settings(NUM_TURNS)
     plan = EpisodePlan(
         episode_id=f"e{number}", purpose=EpisodePurpose.TRAIN, checkpoint_id="stub", sampling=STUB_SAMPLING
     )
     episode = await run_episode(stub_tasks(1)[0], plan, tools=tools, settings=settings)
     assert len(episode.steps) == NUM_TURNS, episode.error
     return [began - ended for ended, began in zip(engine.ended, engine.began[1:], strict=False)]
-
-
-def _renderer(folder: Path) -> Renderer:
-    from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
-
-    spec = TinyModelSection(
-        kind="tiny", hidden_size=64, num_layers=2, vision_hidden_size=48, vision_depth=1, vocab_size=512
-    )
-    build_tiny_checkpoint(folder, spec, ["Action: wait for the screen\n[Task]\nDo nothing."])
-    return Renderer(load_processor(folder))

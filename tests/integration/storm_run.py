@@ -16,30 +16,21 @@ from typing import Any
 
 import httpx
 
-from benchmarks.rollout_stub import STUB_SAMPLING, TimedEngine, TrainAll, stub_tasks
-from osworld_pipeline.agent.processor import load_processor
-from osworld_pipeline.agent.renderer import Renderer
+from benchmarks.rollout_stub import STUB_SAMPLING, TimedEngine, TrainAll, stub_renderer, stub_settings, stub_tasks
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.group import RolloutGroup
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.protocols import DesktopInfo, GenerateRequest, GenerateResult
-from osworld_pipeline.recipes.schema import (
-    AgentSection,
-    DesktopSection,
-    RewardSection,
-    RolloutSection,
-    TinyModelSection,
-)
+from osworld_pipeline.recipes.schema import RolloutSection
 from osworld_pipeline.rollout.async_collector import AsynchronousCollector
 from osworld_pipeline.rollout.env_client import EnvClient
 from osworld_pipeline.rollout.http_desktop import HttpDesktop
-from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode
+from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeTools, run_episode
 from osworld_pipeline.rollout.run_group import GroupPlan, in_turn, run_group
 from osworld_pipeline.rollout.task_sampling import RoundRobin
 from osworld_pipeline.store import TrajectoryStore
-from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 from osworld_pipeline.wire import EnvConfig
 
 GROUP_SIZE = 8
@@ -96,17 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Figures of the episodes that were collected."""
     store = TrajectoryStore(StateDir(arguments.folder / "state"))
-    renderer = _renderer(arguments.folder / "tiny")
+    renderer = stub_renderer(arguments.folder / "tiny")
     text = load_dialect("slime").format("Wait", {"action": "wait", "time": 1})
     engine = _VersionedEngine(text, renderer.encode(text), latency_s=MODEL_S)
-    settings = EpisodeSettings(
-        agent=AgentSection(
-            max_turns=NUM_TURNS, max_response_tokens=64, max_context_tokens=100_000, system_prompt="short"
-        ),
-        desktop=DesktopSection(pause_s=0.0, require_a11y_tree=False),
-        reward=RewardSection(),
-        max_turns=NUM_TURNS,
-    )
+    settings = stub_settings(NUM_TURNS)
     client = EnvClient(
         arguments.urls,
         token=os.environ["ENV_SERVER_TOKEN"],
@@ -200,14 +184,6 @@ async def _train(
             engine.policy_version = update
             await collector.advance(update)
     return {"updates": update, "episodes": num_episodes}
-
-
-def _renderer(folder: Path) -> Renderer:
-    spec = TinyModelSection(
-        kind="tiny", hidden_size=64, num_layers=2, vision_hidden_size=48, vision_depth=1, vocab_size=512
-    )
-    build_tiny_checkpoint(folder, spec, ["Action: wait for the screen\n[Task]\nDo nothing."])
-    return Renderer(load_processor(folder))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from env_server.guest_client import DEFAULT_TIMEOUT_S, GuestCall, GuestClient, http_client_over_unix_socket
 from env_server.providers.qemu.display import Display
@@ -58,11 +57,9 @@ class MachineGuest(GuestClient):
                 self._give_up_agent(error)
         return await self._display.screenshot(image_format, quality, size)
 
-    async def frames(self, *, width: int, interval_s: float) -> AsyncGenerator[bytes, None]:
+    def frames(self, *, width: int, interval_s: float) -> AsyncGenerator[bytes, None]:
         """Of QEMU's display, for every guest: no agent is asked, and no time of the guest is used."""
-        async with aclosing(self._display.frames(width, interval_s)) as pictures:
-            async for picture in pictures:
-                yield picture
+        return self._display.frames(width, interval_s)
 
     async def act(self, calls: Sequence[GuestCall], *, settle_s: float | None = None, timeout_s: float = 60.0) -> bool:
         """An agent that stops answering during a call is a ReplicaError: the call is not repeated."""
