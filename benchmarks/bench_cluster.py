@@ -152,7 +152,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=100_000)
     parser.add_argument("--desktops", type=int, default=1_000)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--scale", type=float, default=0.12, help="factor of all waiting times")
+    parser.add_argument("--scale", type=float, default=0.15, help="factor of all waiting times")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure to FILE")
     return parser.parse_args(argv)
 

@@ -74,11 +74,12 @@ def evaluate(
     from osworld_pipeline.cli.in_process.evaluate import run_evaluate
     from osworld_pipeline.definitions import defs
     from osworld_pipeline.evaluation.suite_files import HELDOUT
-    from osworld_pipeline.remote.pull import fetch_checkpoints, is_cache
+    from osworld_pipeline.object_store.note import is_cache
+    from osworld_pipeline.remote.pull import fetch_checkpoints
     from osworld_pipeline.runs.evaluate.plan import TaskChoice
 
     folder = fresh_state(state, state_remote, must_exist=False, as_json=as_json)
-    if is_cache(folder):
+    if is_cache(folder.root):
         if not checkpoint:
             raise typer.BadParameter(f"{state} is a cache and has no newest checkpoint: name one with --checkpoint")
         fetch_checkpoints(folder, [checkpoint])

@@ -116,7 +116,8 @@ def stored(table: str) -> pa.Schema:
 def marked(table: pa.Table) -> pa.Table:
     """`table` with the schema version as its only metadata: column docs are not repeated in every file."""
     plain = pa.schema([pa.field(field.name, field.type) for field in table.schema])
-    return table.cast(plain).replace_schema_metadata({SCHEMA_KEY: str(SCHEMA_VERSION).encode()})
+    marked_schema = plain.with_metadata({SCHEMA_KEY: str(SCHEMA_VERSION).encode()})
+    return pa.Table.from_arrays(table.columns, schema=marked_schema)
 
 
 def schema_version(metadata: Mapping[bytes, bytes] | None) -> int | None:
@@ -133,10 +134,16 @@ def is_newer(metadata: Mapping[bytes, bytes] | None) -> bool:
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """`table` with exactly the columns of `schema`: missing columns are null, unknown ones are dropped."""
+    present = set(table.column_names)
     columns = [
-        table.column(field.name).cast(field.type)
-        if field.name in table.column_names
+        _of_type(table.column(field.name), field.type)
+        if field.name in present
         else pa.nulls(table.num_rows, field.type)
         for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _of_type(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    """A cast to the same type takes as long as one that changes something."""
+    return column if column.type.equals(wanted) else column.cast(wanted)

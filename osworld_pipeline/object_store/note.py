@@ -31,6 +31,13 @@ def read_note(root: Path) -> RemoteNote | None:
     return _read(path, status.st_mtime_ns)
 
 
+def is_cache(root: Path) -> bool:
+    """Whether a state folder is the cache of an object store, whose files the store's origin changes. Raises StoreError
+    if the note is damaged."""
+    note = read_note(root)
+    return note is not None and note.role == "cache"
+
+
 @lru_cache(maxsize=64)
 def _read(path: Path, changed_ns: int) -> RemoteNote:
     try:

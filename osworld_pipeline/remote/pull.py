@@ -14,7 +14,7 @@ from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket, RemoteNote, open_bucket, read_note, write_note
-from osworld_pipeline.object_store.note import FOLDER
+from osworld_pipeline.object_store.note import FOLDER, is_cache
 from osworld_pipeline.remote.contents import (
     commits_others,
     is_card,
@@ -100,7 +100,7 @@ def _pull(state: StateDir, bucket: Bucket, now: RemoteManifest, base: RemoteMani
         sizes += _download(state, bucket, now, [path for path in others if not commits_others(path)])
         commit_manifest(root, after)
         sizes += _download(state, bucket, now, [path for path in others if commits_others(path)])
-    for path in base.files if base is not None and is_cache(state) else ():
+    for path in base.files if base is not None and is_cache(state.root) else ():
         if is_index(path) and path not in now.files:
             (state.root / path).unlink(missing_ok=True)
     return PullSummary(
@@ -185,11 +185,6 @@ def _download(state: StateDir, bucket: Bucket, now: RemoteManifest, paths: Itera
         return list(pool.map(fetch, paths))
 
 
-def is_cache(state: StateDir) -> bool:
-    note = read_note(state.root)
-    return note is not None and note.role == "cache"
-
-
 def fetch_checkpoints(state: StateDir, checkpoint_ids: Collection[str]) -> int:
     """Downloads the missing files of these checkpoints and of the bases of adapters; returns the bytes. A folder that
     is not a cache is unchanged.
@@ -198,7 +193,7 @@ def fetch_checkpoints(state: StateDir, checkpoint_ids: Collection[str]) -> int:
         StoreError: the object store or the file system refused.
     """
     note, base = read_note(state.root), read_base(state.root)
-    if note is None or base is None or not is_cache(state):
+    if note is None or base is None or not is_cache(state.root):
         return 0
     wanted = _with_bases(base, checkpoint_ids)
     folders = tuple(f"{state.checkpoints.name}/{name}/" for name in wanted)

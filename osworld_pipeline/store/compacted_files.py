@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from osworld_pipeline.atomic_io import replacing
 from osworld_pipeline.columns import marked, stored
 from osworld_pipeline.store.compaction_plan import Unit
-from osworld_pipeline.store.part_files import COMPACTED, DETAILS_OF, INCOMING, KEY_OF, VERSION_SHIFT, PartFile
+from osworld_pipeline.store.part_files import COMPACTED, DETAILS_OF, HEAD_OF, INCOMING, KEY_OF, VERSION_SHIFT, PartFile
 from osworld_pipeline.store.reading import compute, read_part_table
 
 NUM_ROWS = {"episodes": 8_000, "sequences": 250}
@@ -27,16 +27,24 @@ def write_compacted(
     `hidden`: parts whose rows in compacted files are replaced. Raises StoreError."""
     gone = pa.array(sorted(hidden), pa.string())
 
-    def write(table: str, paths: Iterable[Path], *order: str) -> int:
+    def write(table: str, paths: Iterable[Path]) -> int:
         taken = [_taken(path, table, unit.part, generation, gone) for path, unit in zip(paths, batch, strict=True)]
-        rows = pa.concat_tables(taken).sort_by([(column, "ascending") for column in order])
-        num_rows = NUM_ROWS.get(table, DEFAULT_NUM_ROWS)
-        _write_sorted(root / table / COMPACTED / name, rows, root / INCOMING, num_rows, order[0])
+        rows = pa.concat_tables(taken)
+        write_rows(root, table, name, rows)
         return rows.num_rows
 
     for table in DETAILS_OF[head]:
-        write(table, [unit.details[table] for unit in batch], KEY_OF[head], _ORDER[table])
-    return write(head, [unit.head for unit in batch], KEY_OF[head])
+        write(table, [unit.details[table] for unit in batch])
+    return write(head, [unit.head for unit in batch])
+
+
+def write_rows(root: Path, table: str, name: str, rows: pa.Table) -> None:
+    """Writes one file below `compacted/` of `table`, sorted. Raises StoreError."""
+    key = KEY_OF[HEAD_OF.get(table, table)]
+    order = [key, _ORDER[table]] if table in _ORDER else [key]
+    rows = rows.sort_by([(column, "ascending") for column in order])
+    num_rows = NUM_ROWS.get(table, DEFAULT_NUM_ROWS)
+    _write_sorted(root / table / COMPACTED / name, rows, root / INCOMING, num_rows, key)
 
 
 def _taken(path: Path, table: str, part: PartFile | None, generation: int, hidden: pa.Array) -> pa.Table:
@@ -62,7 +70,7 @@ def _write_sorted(path: Path, table: pa.Table, temp_folder: Path, num_rows: int,
             write_statistics=[key, "part", *_narrow(table.schema)],  # pyright: ignore[reportArgumentType]
             write_page_index=True,
             # Files overlap in their ids: a look-up skips the row groups of the others.
-            bloom_filter_options={key: {"ndv": num_rows, "fpp": 0.01}},
+            bloom_filter_options={key: {"ndv": min(num_rows, max(1, table.num_rows)), "fpp": 0.01}},
         )
 
 

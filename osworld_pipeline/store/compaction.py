@@ -5,7 +5,6 @@ commit of the manifest names them and retires what they replace. A retired file 
 that have listed it. After a kill, garbage collection removes the files that no manifest names.
 """
 
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
@@ -32,6 +31,7 @@ from osworld_pipeline.store.part_files import (
     HeadFiles,
     Manifest,
     PartFile,
+    compacted_name,
     take_snapshot,
 )
 from osworld_pipeline.store.reading import read_rows
@@ -187,7 +187,7 @@ def _compact_table(
     num_done = num_rows = 0
     units = sorted((*choice.merged, *choice.small), key=lambda unit: _first_key(head, unit))
     for number, batch in enumerate(batches(units, target_bytes)):
-        name = f"g{generation:06d}-{number:04d}-{secrets.token_hex(3)}.parquet"
+        name = compacted_name(generation, number)
         num_rows += write_compacted(root, head, batch, name, generation, hidden)
         written.append(name)
         num_done += sum(unit.part is not None for unit in batch)

@@ -17,7 +17,7 @@ from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreBusyError, StoreError
-from osworld_pipeline.object_store.note import read_note
+from osworld_pipeline.object_store.note import is_cache
 from osworld_pipeline.store.blobs import INCOMING, BlobStore
 from osworld_pipeline.store.compaction import exclusive
 from osworld_pipeline.store.pack_files import MAX_IMAGE_BYTES, MAX_IMAGES
@@ -102,9 +102,8 @@ def pack_some(state: StateDir) -> PackingSummary | None:
     """A bounded packing that does not raise: None if none is due, if other upkeep runs, in a cache of an object store,
     or after an error, which is logged."""
     try:
-        note = read_note(state.root)
         blobs = BlobStore(state.blobs)
-        if (note is not None and note.role == "cache") or not is_packing_due(blobs):
+        if is_cache(state.root) or not is_packing_due(blobs):
             return None
         with exclusive(state.trajectories, timeout_s=0):
             return pack_cold_images(blobs, budget_bytes=RUN_BYTES)

@@ -13,6 +13,7 @@ deleted, because rows would be missing.
 
 import os
 import re
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,6 +170,11 @@ def take_snapshot(root: Path, head: str) -> HeadFiles:
         small=tuple(newest[part] for part in sorted(newest)),
         superseded=tuple(superseded),
     )
+
+
+def compacted_name(generation: int, number: int = 0) -> str:
+    """A new name below `compacted/`. `number`: of the file within its commit."""
+    return f"g{generation:06d}-{number:04d}-{secrets.token_hex(3)}.parquet"
 
 
 def last_generation(names: Iterable[str]) -> int:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from osworld_pipeline.runs.checkpoints.external import require_unchanged
 from osworld_pipeline.runs.evaluate.plan import EvaluationJob, load_tasks, plan_evaluation
 from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.runs.messages import Progress, Report, Warned
+from osworld_pipeline.runs.rollouts.episode_writer import EpisodeWriter
 from osworld_pipeline.runs.rollouts.rollouts import open_rollouts
 from osworld_pipeline.runs.rollouts.session import num_slots
 from osworld_pipeline.store import TrajectoryStore
@@ -132,13 +133,15 @@ async def run_and_store(
     num_slots: int,
 ) -> tuple[Episode, ...]:
     """Runs the episodes, at most `num_slots` at a time; each is stored as a part of its own before `on_episode`. A
-    desktop does not wait for the store."""
-    run_in_turn = in_turn(run_one, num_slots)
+    desktop does not wait for the store. Returned without steps and tokens, which would be gigabytes of 100,000
+    episodes."""
+    run_in_turn, writer = in_turn(run_one, num_slots), EpisodeWriter(store)
 
     async def run(task: Task, plan: EpisodePlan) -> Episode:
         episode = await run_in_turn(task, plan)
-        await asyncio.to_thread(store.write_episodes, plan.episode_id, [episode])
-        on_episode(episode)
-        return episode
+        await writer.write(episode)
+        ended = replace(episode, steps=(), sequences=())
+        on_episode(ended)
+        return ended
 
     return await gather_episodes(missing, run)

@@ -35,6 +35,7 @@ from osworld_pipeline.runs.checkpoints.ids import checkpoint_card
 from osworld_pipeline.runs.flywheel.plan import FlywheelJob, Measurement, read_measurement, stop_reason
 from osworld_pipeline.runs.gspo.job import load_train_tasks
 from osworld_pipeline.runs.messages import Metrics, Progress, Report, Warned
+from osworld_pipeline.runs.rollouts.episode_writer import EpisodeWriter
 from osworld_pipeline.runs.rollouts.rollouts import open_rollouts
 from osworld_pipeline.runs.rollouts.session import num_slots, sampling_params
 from osworld_pipeline.runs.sft.sft_run import Examples, run_sft
@@ -199,13 +200,14 @@ def remembering(
     known: Mapping[str, Episode], store: TrajectoryStore, on_episode: OnEpisode, *, run_one: RunEpisode | None
 ) -> RunEpisode:
     """Returns known episodes, and runs and stores the others as separate parts. `run_one`: None if all are known."""
+    writer = EpisodeWriter(store)
 
     async def run(task: Task, plan: EpisodePlan) -> Episode:
         episode = known.get(plan.episode_id)
         if episode is None:
             assert run_one is not None, f"{plan.episode_id} is not known"
             episode = await run_one(task, plan)
-            await asyncio.to_thread(store.write_episodes, plan.episode_id, [episode])
+            await writer.write(episode)
         on_episode(episode)
         return episode
 

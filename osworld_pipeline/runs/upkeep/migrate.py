@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.remote.pull import is_cache
+from osworld_pipeline.object_store.note import is_cache
 from osworld_pipeline.store.migration import PartsPlan, migrate_parts, plan_parts
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.catalog_format import is_of_this_version
@@ -55,5 +55,5 @@ def _is_catalog_due(state: StateDir) -> bool:
 
 
 def _need_original(state: StateDir) -> None:
-    if is_cache(state):
+    if is_cache(state.root):
         raise StoreError(f"{state.root} is a cache: migrate the original state, and pull again")

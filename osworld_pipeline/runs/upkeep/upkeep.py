@@ -8,7 +8,7 @@ from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.remote.pull import is_cache
+from osworld_pipeline.object_store.note import is_cache
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.store.compaction import (
     RETIRED_GRACE_S,
@@ -55,7 +55,7 @@ def compact_store(
         StoreError: the folder is a cache of an object store, other maintenance is running, or as compact_parts.
         TableError: as rebuild_catalog.
     """
-    if is_cache(state):
+    if is_cache(state.root):
         raise StoreError(f"{state.root} is a cache: compact the original state, and pull again")
     done = compact_parts(
         state.trajectories,
@@ -78,7 +78,7 @@ def compact_store(
 def is_compaction_due(state: StateDir) -> bool:
     """Whether a table has enough small parts, or a search for cold images is due. Raises StoreError."""
     has_parts = any(num_small_parts(state.trajectories, head) >= LEFT_PARTS for head in DETAILS_OF)
-    return has_parts or (not is_cache(state) and is_packing_due(BlobStore(state.blobs)))
+    return has_parts or (not is_cache(state.root) and is_packing_due(BlobStore(state.blobs)))
 
 
 @dataclass(frozen=True, kw_only=True)
