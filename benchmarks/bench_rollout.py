@@ -1,6 +1,7 @@
-"""`python -m benchmarks.bench_rollout [loops|turns|engine|episode|all]`: how busy environments are compared with a
-batch-synchronous loop, the overhead of a turn in addition to desktop and model, the transformers engine, and the parts
-of an episode's time on real desktops; several rounds each, with spread."""
+"""`python -m benchmarks.bench_rollout [loops|turns|requests|engine|episode|all]`: how busy environments are compared
+with a batch-synchronous loop, the overhead of a turn in addition to desktop and model, the HTTP client's CPU with many
+requests at a time, the transformers engine, and the parts of an episode's time on real desktops; several rounds each,
+with spread."""
 
 import argparse
 import json
@@ -14,11 +15,18 @@ from rich.console import Console
 from benchmarks.engine import run_engine
 from benchmarks.episode_parts import run_episode_parts
 from benchmarks.rollout_loops import run_loops
+from benchmarks.rollout_requests import run_requests
 from benchmarks.rollout_turns import run_turns
 from benchmarks.spread import show_machine
 from osworld_pipeline.errors import PipelineError
 
-BENCHES = {"loops": run_loops, "turns": run_turns, "engine": run_engine, "episode": run_episode_parts}
+BENCHES = {
+    "loops": run_loops,
+    "turns": run_turns,
+    "requests": run_requests,
+    "engine": run_engine,
+    "episode": run_episode_parts,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

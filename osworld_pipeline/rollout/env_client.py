@@ -39,6 +39,7 @@ from osworld_pipeline.wire import (
     ObservationMessage,
     ResetAnswer,
 )
+from osworld_pipeline.wire.http_pools import PooledTransport
 from osworld_pipeline.wire.tracing import send_context
 
 GATEWAY_ERRORS = (httpx.codes.BAD_GATEWAY, httpx.codes.GATEWAY_TIMEOUT)
@@ -93,8 +94,7 @@ class EnvClient:
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=httpx.Timeout(self.timeouts.request_s, connect=self.timeouts.connect_s),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            transport=transport,
+            transport=transport or PooledTransport(),
             event_hooks={"request": [send_context]},
             # A desktop is local or has an explicit address; a proxy from the environment would be wrong.
             trust_env=False,

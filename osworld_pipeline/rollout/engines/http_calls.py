@@ -10,11 +10,13 @@ import random
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any, TypeVar
+from urllib.request import getproxies
 
 import httpx
 import orjson
 
 from osworld_pipeline.errors import EngineError
+from osworld_pipeline.wire.http_pools import PooledTransport
 from osworld_pipeline.wire.tracing import send_context
 
 Result = TypeVar("Result")
@@ -48,8 +50,8 @@ class JsonClient:
         self._token = token
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-            transport=transport,
+            # With a proxy in the environment httpx chooses the transport of each address.
+            transport=transport or (None if getproxies() else PooledTransport()),
             event_hooks={"request": [send_context]},
         )
 
