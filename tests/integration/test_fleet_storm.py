@@ -1,5 +1,5 @@
-"""A storm over the env servers of three hosts during asynchronous GSPO: 1,024 simulated desktops and a few real ones,
-while servers are killed, drain, join and lose their network. `make test-storm` runs it for half an hour."""
+"""A storm over the env servers of three hosts during asynchronous GSPO: 768 to 1,536 simulated desktops and a few real
+ones, while servers are killed, drain, join and lose their network. `make test-storm` runs it for half an hour."""
 
 import json
 import os
@@ -28,10 +28,10 @@ pytestmark = [
     pytest.mark.skipif(not SECONDS, reason="takes half an hour: make test-storm"),
 ]
 NAMES = ("desktops-1", "desktops-2", "desktops-3")
-NUM_SIMULATED = 1024
-"""A quarter on each host, and on the one that joins."""
-NUM_SLOTS = NUM_SIMULATED * 5 // 4
-"""Episodes in flight: more than there are desktops, so that one that joins is wanted."""
+NUM_DESKTOPS = 256
+"""Simulated ones of a server. Three servers are there from the start, and three join and leave."""
+NUM_SLOTS = 6 * NUM_DESKTOPS + 8
+"""Episodes in flight: as many as there may be desktops, so that a server that joins is wanted."""
 PORT, REAL_PORT, LATE_PORT = 8100, 8101, 8102
 STEP_S = 20.0
 DRAIN_S = 120.0
@@ -70,7 +70,7 @@ class Fleet:
             command = [str(Path(sys.executable).with_name("env-server")), "--screen-size", "512x320", *common]
         else:
             command = [sys.executable, "-m", "benchmarks.stub", "--decodable", "--step-s", str(STEP_S), *common]
-            command += ["--replicas", str(NUM_SIMULATED // 4)]
+            command += ["--replicas", str(NUM_DESKTOPS)]
         # The environment of this process has no token, and its folder has the benchmarks.
         self.servers[url] = host.start(*command, environment={"ENV_SERVER_TOKEN": TOKEN}, folder=Path.cwd())
 
@@ -102,7 +102,7 @@ def test_no_episode_is_lost_or_counted_twice_in_a_storm_of_faults(fleet: Fleet) 
         "--urls",
         ",".join([*simulated, *real, *late]),
         "--slots",
-        str(NUM_SIMULATED),
+        str(NUM_SLOTS),
         "--folder",
         str(folder),
     ]
