@@ -145,6 +145,18 @@ async def test_a_killed_or_stopped_accessibility_helper_does_not_block_the_agent
     assert asking.exception() is not None
 
 
+async def until_idle(guest: GuestClient, program: str) -> None:
+    used_time = f"cut -d' ' -f14,15 /proc/$(pidof {program})/stat"
+    async with asyncio.timeout(60):
+        before = await guest.execute(used_time, shell=True)
+        while True:
+            await asyncio.sleep(1)
+            now = await guest.execute(used_time, shell=True)
+            if now.output and now.output == before.output:
+                return
+            before = now
+
+
 async def until_dead(desktop: LocalDesktop, *, limit_s: float) -> None:
     end = time.monotonic() + limit_s
     while desktop.is_alive():
@@ -340,6 +352,7 @@ async def test_a_slow_desktop_or_a_stopped_program_without_a_tree_is_not_tamperi
     guest = (await provider.start("replica-0")).guest
     await guest.launch(["mousepad"])
     await guest.activate_window("mousepad", by_class=True)
+    await until_idle(guest, "mousepad")  # while it starts it grabs the X server, and a grab that lasts ends the desktop
     await guest.launch("pkill -STOP mousepad; for i in 1 2; do (while :; do :; done) & done", shell=True)
     assert "desktop-frame" in await guest.accessibility(timeout_s=60)
 
