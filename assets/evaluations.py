@@ -79,7 +79,7 @@ def evaluations(
             run.log_dataset(f"suite_{suite.name}", suite.digest, suite.name)
             if not is_done:
                 run_ids = {"dagster": context.run.run_id, "mlflow": run.run_id}
-                with desktops.serve(folder, settings) as servers:
+                with desktops.serve(folder, settings, run_id=context.run.run_id) as servers:
                     log_links(context, tracking, run, servers)
                     job = EvaluationJob(
                         recipe=settings,

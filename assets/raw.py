@@ -48,7 +48,7 @@ def demonstrations(
     settings, folder = recipe.load(), state.dir()
     recording = read_recording(folder)
     if recording is None or recording.key != recording_key(settings):
-        with desktops.serve(folder, settings) as servers:
+        with desktops.serve(folder, settings, run_id=context.run.run_id) as servers:
             job = DesktopJob(recipe=settings, state_root=folder.root, servers=servers)
             launcher.launch(context, "record_sources", job, progress.listener(context, "demonstrations"), state=folder)
         recording = read_recording(folder)

@@ -49,7 +49,7 @@ def verified_replay(
     key = verification_key(folder, settings, desktops=desktops.identity(settings))
     summary = settled_summary(folder, key)
     if summary is None:
-        with desktops.serve(folder, settings) as servers:
+        with desktops.serve(folder, settings, run_id=context.run.run_id) as servers:
             job = VerificationJob(recipe=settings, state_root=folder.root, servers=servers, key=key)
             launcher.launch(context, "verify_replay", job, progress.listener(context, "verified replay"), state=folder)
         summary = read_summary(folder)

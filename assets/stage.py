@@ -123,7 +123,7 @@ def try_stage(
                 services.progress.handle(context, str(stage), message)
 
             if checkpoint is None:
-                with desktops.serve(state, recipe) if desktops else nullcontext() as servers:
+                with desktops.serve(state, recipe, run_id=context.run.run_id) if desktops else nullcontext() as servers:
                     job = kind(
                         recipe=recipe,
                         state_root=state.root,

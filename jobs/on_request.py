@@ -56,7 +56,7 @@ def evaluate_on_tasks(
     if len(plan.finished(folder)) < len(plan.episodes):
         run_ids = {"dagster": context.run_id}
         as_asset = dg.AssetExecutionContext(context)  # the context type that launcher and progress expect
-        with desktops.serve(folder, settings) as servers:
+        with desktops.serve(folder, settings, run_id=context.run.run_id) as servers:
             job = EvaluationJob(
                 recipe=settings,
                 state_root=folder.root,
@@ -87,7 +87,7 @@ def collect_on_tasks(
     is_oracle = config.checkpoint_id == ORACLE
     checkpoint = None if is_oracle else register_checkpoint(folder, config.checkpoint_id)
     as_asset = dg.AssetExecutionContext(context)
-    with desktops.serve(folder, settings) as servers:
+    with desktops.serve(folder, settings, run_id=context.run.run_id) as servers:
         job = CollectionJob(
             recipe=settings,
             state_root=folder.root,

@@ -64,6 +64,12 @@ class EnvServerError(PipelineError):
 class NoCapacityError(EnvServerError): ...
 
 
+class TokenEndedError(PipelineError):
+    """Ends the program and no episode: with a new token it goes on."""
+
+    is_retryable = True
+
+
 class ReplicaError(PipelineError):
     is_retryable = True
 

@@ -1,5 +1,6 @@
 """Desktops for assets: remote env servers by URL, or the embedded one."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,7 @@ from osworld_pipeline.runs.rollouts.embedded_server import (
     embedded_env_server,
     embedded_identity,
 )
+from osworld_pipeline.wire.run_tokens import make_run_token
 
 
 class DesktopsOnRay(dg.Config):
@@ -73,6 +75,12 @@ class DesktopsResource(dg.ConfigurableResource):
         description="Bearer token of the remote servers, or of those on Ray (without it each program has its own); "
         "give it as an EnvVar.",
     )
+    token_hours: float = Field(
+        default=168.0,
+        ge=0,
+        description="Life of the token that the programs of a step get instead of `token`, for servers by URL. After "
+        "it the step is repeated and goes on. 0: they get `token` itself, as older servers and foreign proxies need.",
+    )
     ray: DesktopsOnRay | None = Field(
         default=None, description="Desktops that the program starts on its Ray cluster, instead of `urls`."
     )
@@ -81,8 +89,14 @@ class DesktopsResource(dg.ConfigurableResource):
         """Digest of the embedded desktops and graders; None for remote ones, which must be queried."""
         return None if self.ray or self.urls or recipe.desktop.server_urls else embedded_identity()
 
+    def _run_token(self, run_id: str) -> str | None:
+        if not self.token or not self.token_hours:
+            return self.token
+        return make_run_token(self.token, run=run_id, ends_at=time.time() + 3600 * self.token_hours)
+
     @contextmanager
-    def serve(self, state: StateDir, recipe: Recipe) -> Iterator[EnvServers]:
+    def serve(self, state: StateDir, recipe: Recipe, *, run_id: str) -> Iterator[EnvServers]:
+        """`run_id`: Dagster's, for the token of the run."""
         desktop = recipe.desktop
         urls = tuple(self.urls) or desktop.server_urls
         if self.ray is not None:
@@ -93,7 +107,7 @@ class DesktopsResource(dg.ConfigurableResource):
             yield EnvServers(urls=(), token=self.token, num_replicas=desktop.num_replicas, on_ray=self.ray.of(recipe))
             return
         if urls:
-            yield EnvServers(urls=urls, token=self.token, num_replicas=desktop.num_replicas)
+            yield EnvServers(urls=urls, token=self._run_token(run_id), num_replicas=desktop.num_replicas)
             return
         spec = ServerSpec(
             state=state,

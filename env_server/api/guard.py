@@ -2,6 +2,7 @@
 page of another site sent it; and the size and rate of its body. Bytes sent are counted."""
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +11,10 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from env_server.api.answers import error_answer
-from osworld_pipeline.wire.bearer import Secret
+from osworld_pipeline.wire.bearer import Secret, bearer_of
 from osworld_pipeline.wire.bodies import BodyLimits
 from osworld_pipeline.wire.cross_site import is_from_here
+from osworld_pipeline.wire.run_tokens import why_invalid
 from osworld_pipeline.wire.tracing import served_span
 
 access_log = logging.getLogger("env_server.access")
@@ -20,6 +22,8 @@ access_log = logging.getLogger("env_server.access")
 OPEN_PATHS = ("/health", "/healthz", "/readyz", "/", "/status", "/docs")
 """Paths without secrets: a load balancer requests them and has no token. The pages for a browser contain no data, and
 must be reachable for their user to enter the token."""
+NOT_BY_RUNS = (re.compile(r"/v1/server/cordon"), re.compile(r"/v1/episodes/[^/]+/person/.*"))
+"""Paths that a run's token does not open: they are for the people who run the server."""
 _FOREIGN = (
     "this server has no token, so it answers only programs on this machine that use a loopback address, and no page of "
     "another site; start it with a token to reach it by other names"
@@ -55,7 +59,7 @@ class Guard:
         on_pass: Callable[[Passed], None] = lambda _: None,
     ) -> None:
         self._app, self._body = app, body
-        self._token = None if token is None else Secret(token)
+        self._secret, self._token = token, None if token is None else Secret(token)
         self._open_paths, self._on_pass = open_paths, on_pass
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,10 +93,8 @@ class Guard:
             answer = error_answer(_FOREIGN, "client_error", 403, {"Connection": "close"})
             await answer(scope, receive, send)
             return
-        if not self._is_allowed(scope["path"], headers.get(b"authorization", b"")):
-            sentence = "the token is missing or wrong; send the one that the server was started with"
-            answer = error_answer(sentence, "client_error", 401, {"WWW-Authenticate": "Bearer"})
-            await answer(scope, receive, send)
+        if refusal := self._why_refused(scope["path"], headers.get(b"authorization", b"")):
+            await refusal(scope, receive, send)
             return
         if not self._body.allows(headers):
             answer = error_answer(self._body.too_large, "client_error", 413, {"Connection": "close"})
@@ -103,8 +105,18 @@ class Guard:
             if traced is not None:
                 traced.update_name(f"{scope['method']} {_route_of(scope)}")
 
-    def _is_allowed(self, path: str, authorization: bytes) -> bool:
-        return self._token is None or path in self._open_paths or self._token.is_in(authorization)
+    def _why_refused(self, path: str, authorization: bytes) -> ASGIApp | None:
+        """The answer to a request without a token that allows it."""
+        if self._token is None or self._secret is None or path in self._open_paths or self._token.is_in(authorization):
+            return None
+        reason = why_invalid(self._secret, bearer_of(authorization))
+        if reason is None:
+            if any(pattern.fullmatch(path) for pattern in NOT_BY_RUNS):
+                sentence = "the token of a run does not allow this; send the one that the server was started with"
+                return error_answer(sentence, "client_error", 403)
+            return None
+        sentence = reason or "the token is missing or wrong; send the one that the server was started with"
+        return error_answer(sentence, "client_error", 401, {"WWW-Authenticate": "Bearer"})
 
 
 def _route_of(scope: Scope) -> str:

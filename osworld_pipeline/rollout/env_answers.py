@@ -18,10 +18,12 @@ from osworld_pipeline.errors import (
     PipelineError,
     ReplicaError,
     TaskError,
+    TokenEndedError,
     TouchedError,
 )
 from osworld_pipeline.wire import Message, ObservationMessage
 from osworld_pipeline.wire.faults import error_class_of
+from osworld_pipeline.wire.run_tokens import ENDED
 
 Answer = TypeVar("Answer", bound=Message)
 BIG_ANSWER_BYTES = 64 * 1024
@@ -91,7 +93,12 @@ def error_of(path: str, base_url: str, response: httpx.Response) -> PipelineErro
     if status == httpx.codes.SERVICE_UNAVAILABLE or body.get("fault") == "no_capacity":
         return BusyError(f"{where} has no free replica: {sentence}", retry_after_s=_retry_after_s(response))
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-        return EnvServerError(f"{where} refused the token: set ENV_SERVER_TOKEN to the one the server was started with")
+        if sentence.startswith(ENDED):
+            return TokenEndedError(f"{where}: {sentence}")
+        return EnvServerError(
+            f"{where} refused the token: set ENV_SERVER_TOKEN to the one the server was started with; a server of an "
+            "older version also needs desktops.token_hours = 0"
+        )
     if status == httpx.codes.NOT_FOUND and path != "/reset":
         return ReplicaError(f"{where}: {sentence}")
     fault = body.get("fault")

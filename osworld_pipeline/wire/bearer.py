@@ -16,8 +16,13 @@ class Secret:
 
     def is_in(self, authorization: bytes) -> bool:
         """As a bearer token in the header of that name."""
-        scheme, _, token = authorization.partition(b" ")
-        return scheme.lower() == b"bearer" and self.is_same(token.strip())
+        return self.is_same(bearer_of(authorization))
+
+
+def bearer_of(authorization: bytes) -> bytes:
+    """The bearer token in the header of that name; empty if there is none."""
+    scheme, _, token = authorization.partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
 
 
 def _digest(text: bytes) -> bytes:

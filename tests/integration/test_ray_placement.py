@@ -204,7 +204,7 @@ def launch_with_desktops(
     """The outcome of a program that counts its two desktops."""
     recipe = load_recipe("smoke", settings=["desktop.num_replicas=2"])
     resource = DesktopsResource(ray=DesktopsOnRay(**on_screens(folder, **settings)))
-    with resource.serve(StateDir(folder), recipe) as servers:
+    with resource.serve(StateDir(folder), recipe, run_id="r") as servers:
         sent = TypeAdapter(EnvServers).dump_python(servers, mode="json")
     job = {"servers": sent, "state_root": str(folder)}
     on = nodes.launcher(start_timeout_s=start_timeout_s)

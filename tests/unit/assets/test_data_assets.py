@@ -37,7 +37,7 @@ class NoDesktops(DesktopsResource):
     """For assets that must not need one."""
 
     @contextmanager
-    def serve(self, state: StateDir, recipe: Recipe) -> Iterator[EnvServers]:
+    def serve(self, state: StateDir, recipe: Recipe, *, run_id: str) -> Iterator[EnvServers]:
         raise AssertionError("a desktop was asked for")
         yield
 

@@ -1,6 +1,8 @@
 """Which desktops a program gets: the embedded server, servers by URL, or those that it starts on Ray."""
 
+import base64
 import json
+import time
 from pathlib import Path
 
 import dagster as dg
@@ -11,6 +13,7 @@ from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.runs.job import DesktopJob
 from osworld_pipeline.runs.placement import RayDesktops, RayResources
+from osworld_pipeline.wire.run_tokens import why_invalid
 from resources.desktops import DesktopsOnRay, DesktopsResource
 from resources.launcher import Launcher
 
@@ -20,7 +23,7 @@ NOWHERE = StateDir(Path("nowhere"))
 def job_of(resource: DesktopsResource, **desktop: int) -> DesktopJob:
     settings = [f"desktop.{name}={value}" for name, value in desktop.items()]
     recipe = load_recipe("smoke", settings=settings)
-    with resource.serve(NOWHERE, recipe) as servers:
+    with resource.serve(NOWHERE, recipe, run_id="r") as servers:
         return DesktopJob(recipe=recipe, state_root=NOWHERE.root, servers=servers)
 
 
@@ -41,9 +44,22 @@ def test_desktops_are_either_given_by_url_or_started_on_ray() -> None:
     resource = DesktopsResource(urls=["http://a:1"], ray=DesktopsOnRay())
     with (
         pytest.raises(RecipeError, match=r"given twice, by URL \(http://a:1\) and by desktops\.ray"),
-        resource.serve(NOWHERE, load_recipe("smoke")),
+        resource.serve(NOWHERE, load_recipe("smoke"), run_id="r"),
     ):
         pass
+
+
+def test_programs_get_a_token_of_the_run_that_ends_and_not_the_servers_own() -> None:
+    resource = DesktopsResource(urls=["http://a:1"], token="secret", token_hours=2)
+    token = job_of(resource).servers.token
+    assert token is not None
+    assert "secret" not in token
+    run, ends_at = token.split(".")[1:3]
+    assert base64.urlsafe_b64decode(run + "==") == b"r"
+    assert int(ends_at) - time.time() == pytest.approx(7200, abs=60)
+    assert why_invalid("secret", token.encode()) is None
+    assert job_of(DesktopsResource(urls=["http://a:1"])).servers.token is None
+    assert job_of(DesktopsResource(urls=["http://a:1"], token="secret", token_hours=0)).servers.token == "secret"
 
 
 def test_what_desktops_on_ray_are_made_from_is_not_known_before_they_run() -> None:

@@ -40,7 +40,7 @@ SFT = Checkpoint(
 
 class NoDesktops(DesktopsResource):
     @contextmanager
-    def serve(self, state: StateDir, recipe: Recipe) -> Iterator[EnvServers]:
+    def serve(self, state: StateDir, recipe: Recipe, *, run_id: str) -> Iterator[EnvServers]:
         raise AssertionError("a desktop was asked for")
         yield
 
@@ -103,9 +103,9 @@ def test_rounds_are_shown_with_what_they_measured_and_made(tmp_path: Path) -> No
 
 def test_desktops_come_from_the_resource_or_else_the_recipe() -> None:
     recipe = load_recipe("smoke", environ={"OSWORLD_SERVER_URL": "http://a:1,http://b:2"})
-    with DesktopsResource().serve(StateDir(Path("nowhere")), recipe) as servers:
+    with DesktopsResource().serve(StateDir(Path("nowhere")), recipe, run_id="r") as servers:
         assert servers.urls == ("http://a:1", "http://b:2")
-    with DesktopsResource(urls=["http://c:3"]).serve(StateDir(Path("nowhere")), recipe) as servers:
+    with DesktopsResource(urls=["http://c:3"]).serve(StateDir(Path("nowhere")), recipe, run_id="r") as servers:
         assert servers.urls == ("http://c:3",)
     assert DesktopsResource().identity(recipe) is None, "remote desktops must be asked"
 

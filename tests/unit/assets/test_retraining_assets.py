@@ -84,7 +84,7 @@ class NoTracking(TrackingResource):
 
 class SomeDesktops(DesktopsResource):
     @contextmanager
-    def serve(self, state: StateDir, recipe: Recipe) -> Iterator[EnvServers]:
+    def serve(self, state: StateDir, recipe: Recipe, *, run_id: str) -> Iterator[EnvServers]:
         yield EnvServers(urls=("http://127.0.0.1:1",), token=None, num_replicas=1)
 
 

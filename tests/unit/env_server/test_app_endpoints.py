@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from served_app import fault, serving
 from surface_server import COMMAND, TASK
 
 from osworld_pipeline.wire import ResetAnswer, StepAnswer
+from osworld_pipeline.wire.run_tokens import ENDED, make_run_token
 
 
 async def test_episode_as_slimes_client_calls_it() -> None:
@@ -296,6 +298,29 @@ async def test_strange_token_is_refused_like_any_wrong_one() -> None:
         for token in (b"", b"\xff\xfe", "s\u00e9cret".encode(), b"secret\x00", b"x" * 10_000):
             answer = await server.http.get("/v1/replicas", headers={"authorization": b"Bearer " + token})
             assert fault(answer) == (401, "client_error"), token[:20]
+
+
+async def test_the_token_of_a_run_opens_its_episodes_until_it_ends_but_not_what_is_for_people() -> None:
+    def header(run_token: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {run_token}"}
+
+    good = header(make_run_token("secret", run="5e0c", ends_at=time.time() + 60))
+    async with serving(environment={"ENV_SERVER_TOKEN": "secret"}, allow_takeover=True) as server:
+        for headers in (header(make_run_token("other", run="5e0c", ends_at=time.time() + 60)), header("run1.a.b.c")):
+            assert fault(await server.http.get("/v1/server", headers=headers)) == (401, "client_error")
+        ended = await server.http.get("/v1/server", headers=header(make_run_token("secret", run="a", ends_at=1.0)))
+        assert fault(ended) == (401, "client_error")
+        assert ended.json()["error"].startswith(ENDED)
+        answer = await server.http.post("/reset", json={"task_config": TASK}, headers=good)
+        assert answer.status_code == 200
+        for path, body in (
+            ("/v1/server/cordon", {"is_cordoned": True}),
+            (f"/v1/episodes/{answer.json()['episode_id']}/person/next", {"after": 0}),
+        ):
+            refused = await server.http.post(path, json=body, headers=good)
+            assert fault(refused) == (403, "client_error"), path
+        cordoned = await server.http.post("/v1/server/cordon", json={"is_cordoned": True}, headers=header("secret"))
+        assert cordoned.status_code == 204
 
 
 async def test_access_log_has_one_line_a_request_without_token_query_or_body(caplog: pytest.LogCaptureFixture) -> None:

@@ -20,11 +20,13 @@ from osworld_pipeline.errors import (
     ReplicaError,
     TamperingError,
     TaskError,
+    TokenEndedError,
     TouchedError,
 )
 from osworld_pipeline.rollout import env_fleet
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 from osworld_pipeline.wire import EnvConfig
+from osworld_pipeline.wire.run_tokens import ENDED
 
 PNG = b"\x89PNG pixels"
 SCREEN = {"screenshot_base64": base64.b64encode(PNG).decode(), "instruction": "do"}
@@ -445,3 +447,14 @@ async def test_an_episode_that_could_not_be_closed_is_closed_once_its_server_ans
         await client.health()
         await client.health()
     assert [body for url, body in server.requests if url.endswith("/close")] == [{"episode_id": "e1"}] * 2
+
+
+async def test_a_refused_token_has_ended_or_is_wrong(connect, task: Task) -> None:
+    for sentence, kind, match in (
+        (f"{ENDED}: launch the run again", TokenEndedError, "launch the run again"),
+        ("the token is missing or wrong", EnvServerError, "set ENV_SERVER_TOKEN"),
+    ):
+        client, server = connect({"/reset": [failure(401, sentence, "client_error")]})
+        with pytest.raises(kind, match=match):
+            await client.desktop().reset(task)
+        assert server.paths().count("/reset") == 1

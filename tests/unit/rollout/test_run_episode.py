@@ -21,6 +21,7 @@ from osworld_pipeline.errors import (
     ReplicaError,
     SetupError,
     TamperingError,
+    TokenEndedError,
     TouchedError,
 )
 from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, EpisodeTools, run_episode
@@ -103,6 +104,17 @@ async def test_the_kept_tokens_are_the_prompts_the_engine_saw_and_the_responses_
     assert sequence.image_steps == (0, 1)
     ids = [renderer.image_ids(width=one.screenshot_width, height=one.screenshot_height) for one in episode.steps]
     assert episode.image_num_tokens == sum(len(one) - 2 for one in ids), "without the marks of beginning and end"
+
+
+@pytest.mark.parametrize("when", ["reset", "act", "score"])
+async def test_the_end_of_the_runs_token_is_no_outcome_of_an_episode_but_ends_the_program(
+    task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any, when: str
+) -> None:
+    desktop = fake_desktop(faults={when: TokenEndedError("the token of this run has ended")})
+    with pytest.raises(TokenEndedError) as caught:
+        await run_episode(task, plan, tools=make_tools([desktop], [TYPE, DONE]), settings=settings)
+    assert caught.value.is_retryable
+    assert desktop.is_closed
 
 
 async def test_giving_up_is_a_failure_with_the_graders_word(
