@@ -4,6 +4,8 @@ import time
 
 import dagster as dg
 
+from assets.keys import PREFIX, key_of
+from assets.pools import TRAINER
 from assets.retries import FAULT_RETRIES, only_after_faults
 from assets.stage import StageServices, checkpoint_result, run_stage, try_stage
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
@@ -49,7 +51,7 @@ def checkpoint_id_of(context: dg.AssetExecutionContext, asset: str) -> str:
     """Like `parent_of`, for any state folder of the instance."""
     found = _made_in(context.run.run_id, asset, context.instance)
     if found is None:
-        event = context.instance.get_latest_materialization_event(dg.AssetKey(asset))
+        event = context.instance.get_latest_materialization_event(key_of(asset))
         found = event.asset_materialization if event is not None else None
     if found is None:
         raise dg.Failure(f"{asset} has no checkpoint yet: materialize it first", allow_retries=False)
@@ -60,10 +62,12 @@ def _made_in(run_id: str, asset: str, instance: dg.DagsterInstance) -> dg.AssetM
     """The materialization of `asset` in this run: a concurrent training run may have made a later one."""
     records = instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION).records
     made = [record.asset_materialization for record in records]
-    return next((one for one in reversed(made) if one is not None and one.asset_key == dg.AssetKey(asset)), None)
+    return next((one for one in reversed(made) if one is not None and one.asset_key == key_of(asset)), None)
 
 
-@dg.asset(group_name=GROUP, kinds={"huggingface", "pytorch"}, pool="trainer", retry_policy=FAULT_RETRIES)
+@dg.asset(
+    key_prefix=PREFIX, group_name=GROUP, kinds={"huggingface", "pytorch"}, pool=TRAINER, retry_policy=FAULT_RETRIES
+)
 @only_after_faults
 def base_checkpoint(
     context: dg.AssetExecutionContext,
@@ -83,10 +87,11 @@ def base_checkpoint(
 
 
 @dg.asset(
+    key_prefix=PREFIX,
     group_name=GROUP,
     kinds={"huggingface", "pytorch"},
-    pool="trainer",
-    deps=["base_checkpoint", "replay_buffer", "verified_replay"],
+    pool=TRAINER,
+    deps=[key_of(name) for name in ("base_checkpoint", "replay_buffer", "verified_replay")],
     retry_policy=FAULT_RETRIES,
 )
 @only_after_faults
@@ -110,10 +115,11 @@ def sft_checkpoint(
 
 
 @dg.asset(
+    key_prefix=PREFIX,
     group_name=GROUP,
     kinds={"huggingface", "pytorch", "x11"},
-    pool="trainer",
-    deps=["sft_checkpoint", "replay_buffer", "train_tasks", "verified_replay"],
+    pool=TRAINER,
+    deps=[key_of(name) for name in ("sft_checkpoint", "replay_buffer", "train_tasks", "verified_replay")],
     retry_policy=FAULT_RETRIES,
 )
 @only_after_faults
@@ -178,10 +184,11 @@ def flywheel_result(result: FlywheelResult, state: StateDir, *, num_run: int) ->
 def build_gspo_asset(stage: Stage, parent_asset: str, description: str) -> dg.AssetsDefinition:
     @dg.asset(
         name=f"{stage}_checkpoint",
+        key_prefix=PREFIX,
         group_name=GROUP,
         kinds={"huggingface", "pytorch", "x11"},
-        pool="trainer",
-        deps=[parent_asset, "replay_buffer", "train_tasks", "verified_replay"],
+        pool=TRAINER,
+        deps=[key_of(name) for name in (parent_asset, "replay_buffer", "train_tasks", "verified_replay")],
         description=description,
         retry_policy=FAULT_RETRIES,
     )
@@ -222,7 +229,9 @@ gspo_phase2_checkpoint = build_gspo_asset(
 ASSETS = [base_checkpoint, sft_checkpoint, flywheel_checkpoint, gspo_phase1_checkpoint, gspo_phase2_checkpoint]
 
 
-@dg.asset_check(asset="gspo_phase2_checkpoint", description="Every checkpoint except the base has an existing parent.")
+@dg.asset_check(
+    asset=key_of("gspo_phase2_checkpoint"), description="Every checkpoint except the base has an existing parent."
+)
 def no_orphan_checkpoint(state: StateResource) -> dg.AssetCheckResult:
     checkpoints = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state.dir())}
     orphans = [c.checkpoint_id for c in checkpoints.values() if c.parent_id and c.parent_id not in checkpoints]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import dagster as dg
 
+from assets.keys import key_of
 from assets.metadata import check_result
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.runs.evaluate.leaderboard import worse_than_their_parents
@@ -27,7 +28,7 @@ def build_check(
 ) -> dg.AssetChecksDefinition:
     """A check that passes if `find` returns nothing. `otherwise`: the remedy. With `warns` it does not block."""
 
-    @dg.asset_check(name=name, asset=asset, description=holds, blocking=not warns)
+    @dg.asset_check(name=name, asset=key_of(asset), description=holds, blocking=not warns)
     def check(state: StateResource) -> dg.AssetCheckResult:
         severity = WARN if warns else dg.AssetCheckSeverity.ERROR
         return check_result(find(state.dir()), severity=severity, what_to_do=otherwise)
@@ -42,7 +43,7 @@ def build_query_check(name: str, asset: str, sql: str, *, holds: str, otherwise:
     )
 
 
-@dg.asset_check(asset="train_tasks", description="There is a task to train on.", blocking=True)
+@dg.asset_check(asset=key_of("train_tasks"), description="There is a task to train on.", blocking=True)
 def there_are_training_tasks(state: StateResource) -> dg.AssetCheckResult:
     count = run_query(state.dir(), "SELECT count(*) FROM train_tasks").rows[0][0]
     return dg.AssetCheckResult(passed=count > 0, metadata={"rows": count})

@@ -6,7 +6,9 @@ from dataclasses import asdict
 import dagster as dg
 
 from assets.checkpoints import checkpoint_id_of
+from assets.keys import PREFIX, key_of
 from assets.links import log_links
+from assets.pools import EVALUATION
 from assets.retries import FAULT_RETRIES, only_after_faults
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
@@ -39,18 +41,19 @@ CHECKPOINT_ASSETS = [
     "gspo_phase1_checkpoint",
     "gspo_phase2_checkpoint",
 ]
-CHECKPOINTS = dg.DynamicPartitionsDefinition(name="checkpoints")
-"""Checkpoint ids; a sensor adds new ones."""
+CHECKPOINTS = dg.DynamicPartitionsDefinition(name="_".join([*PREFIX, "checkpoints"]))
+"""Checkpoint ids; a sensor adds new ones. The code locations of an instance share the name too."""
 SUITES = dg.StaticPartitionsDefinition(list(suite_names(StateResource(path=configured_state()).dir().suites)))
 """Names of suites; the user's suites are read when the code location is loaded."""
 PARTITIONS = dg.MultiPartitionsDefinition({"checkpoint": CHECKPOINTS, "suite": SUITES})
 
 
 @dg.asset(
+    key_prefix=PREFIX,
     group_name=GROUP,
     kinds={"x11", "mlflow"},
-    pool="trainer",
-    deps=CHECKPOINT_ASSETS,
+    pool=EVALUATION,
+    deps=[key_of(name) for name in CHECKPOINT_ASSETS],
     partitions_def=PARTITIONS,
     retry_policy=FAULT_RETRIES,
 )
@@ -125,7 +128,7 @@ def evaluation_result(
     )
 
 
-@dg.asset(group_name=GROUP, kinds={"duckdb"}, pool="catalog", deps=[evaluations])
+@dg.asset(key_prefix=PREFIX, group_name=GROUP, kinds={"duckdb"}, pool="catalog", deps=[evaluations])
 def leaderboard(state: StateResource, recipe: RecipeResource) -> dg.MaterializeResult:
     """Checkpoints by success, one table for each kind of evaluation: intervals, both denominators, changes against the
     parent and the best, and the cost of a success."""
@@ -140,7 +143,14 @@ def leaderboard(state: StateResource, recipe: RecipeResource) -> dg.MaterializeR
     )
 
 
-@dg.asset(group_name=GROUP, kinds={"mlflow"}, pool="catalog", deps=[leaderboard], retry_policy=FAULT_RETRIES)
+@dg.asset(
+    key_prefix=PREFIX,
+    group_name=GROUP,
+    kinds={"mlflow"},
+    pool="catalog",
+    deps=[leaderboard],
+    retry_policy=FAULT_RETRIES,
+)
 @only_after_faults
 def champion(
     context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
@@ -161,7 +171,9 @@ def champion(
     )
 
 
-@dg.asset(group_name=GROUP, kinds={"html"}, pool="catalog", deps=[leaderboard], retry_policy=FAULT_RETRIES)
+@dg.asset(
+    key_prefix=PREFIX, group_name=GROUP, kinds={"html"}, pool="catalog", deps=[leaderboard], retry_policy=FAULT_RETRIES
+)
 @only_after_faults
 def evaluation_report(
     context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
@@ -190,7 +202,7 @@ def latest_checkpoints(context: dg.AssetExecutionContext, state: StateResource) 
     """The current checkpoints of the checkpoint assets, the base first. A flywheel without a round has the SFT
     checkpoint, which is listed once. Checkpoints of another state folder of the instance are left out."""
     latest = context.instance.get_latest_materialization_event
-    ids = dict.fromkeys(checkpoint_id_of(context, asset) for asset in CHECKPOINT_ASSETS if latest(dg.AssetKey(asset)))
+    ids = dict.fromkeys(checkpoint_id_of(context, asset) for asset in CHECKPOINT_ASSETS if latest(key_of(asset)))
     known = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state.dir())}
     if elsewhere := [checkpoint_id for checkpoint_id in ids if checkpoint_id not in known]:
         context.log.warning(f"left out, because they are not in {state.dir().root}: {', '.join(elsewhere)}")

@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from assets.keys import PREFIX
 from assets.metadata import reject_metadata
 from assets.retries import FAULT_RETRIES, only_after_faults
 from osworld_pipeline.datasets.raw import REPLAY_SOURCES, TASK_SOURCES, Source
@@ -34,7 +35,7 @@ TASK = dg.TableSchema(
 )
 
 
-@dg.asset(group_name=GROUP, kinds={"python", "x11"}, pool="desktops", retry_policy=FAULT_RETRIES)
+@dg.asset(key_prefix=PREFIX, group_name=GROUP, kinds={"python", "x11"}, pool="desktops", retry_policy=FAULT_RETRIES)
 @only_after_faults
 def demonstrations(
     context: dg.AssetExecutionContext,
@@ -62,6 +63,7 @@ def demonstrations(
 def build_raw_asset(source: Source) -> dg.AssetsDefinition:
     @dg.asset(
         name=f"raw_{source.name}",
+        key_prefix=PREFIX,
         group_name=GROUP,
         kinds={"json"},
         deps=[demonstrations],
@@ -87,7 +89,7 @@ def build_raw_asset(source: Source) -> dg.AssetsDefinition:
     return raw_source
 
 
-@dg.asset(group_name=GROUP, kinds={"json"})
+@dg.asset(key_prefix=PREFIX, group_name=GROUP, kinds={"json"})
 def imports(context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource) -> dg.MaterializeResult:
     """External demonstrations, imported by `osworld-pipeline import` or the recipe's replay.import_file; each with its
     licence and revision."""

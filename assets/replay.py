@@ -4,6 +4,7 @@ from typing import Any
 
 import dagster as dg
 
+from assets.keys import PREFIX, key_of
 from assets.metadata import NUM_SHOWN, column_schema
 from assets.retries import FAULT_RETRIES, only_after_faults
 from osworld_pipeline.columns import REPLAY_VERIFICATIONS
@@ -26,10 +27,11 @@ GROUP = "tables"
 
 
 @dg.asset(
+    key_prefix=PREFIX,
     group_name=GROUP,
     kinds={"x11", "parquet"},
     pool="desktops",
-    deps=["replay_buffer", "train_tasks"],
+    deps=[key_of("replay_buffer"), key_of("train_tasks")],
     code_version=code_version(*MODULES),
     retry_policy=FAULT_RETRIES,
 )

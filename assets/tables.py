@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from assets.keys import key_of
 from assets.metadata import rejects_table_metadata, table_metadata
 from assets.raw import RAW_ASSETS
 from osworld_pipeline.runs.code_version import code_version
@@ -21,7 +22,7 @@ DESCRIPTIONS = {
 @dg.multi_asset(
     specs=[
         dg.AssetSpec(
-            name,
+            key_of(name),
             group_name=GROUP,
             kinds={"duckdb", "parquet"},
             deps=RAW_ASSETS,
@@ -42,7 +43,7 @@ def union_tables(
     rebuild_catalog(folder)
     for name in DESCRIPTIONS:
         yield dg.MaterializeResult(
-            asset_key=name,
+            asset_key=key_of(name),
             metadata={
                 **table_metadata(folder, name),
                 "unchanged": built.is_reused,

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import dagster as dg
 
+from assets.keys import PREFIX, key_of
 from osworld_pipeline.remote.status import push_after
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.upkeep.upkeep import compact_store
@@ -14,10 +15,11 @@ GROUP = "upkeep"
 
 
 @dg.asset(
+    key_prefix=PREFIX,
     group_name=GROUP,
     kinds={"parquet"},
     pool="upkeep",
-    deps=["gspo_phase2_checkpoint", "evaluations", "verified_replay"],
+    deps=[key_of(name) for name in ("gspo_phase2_checkpoint", "evaluations", "verified_replay")],
     code_version=code_version("osworld_pipeline.runs.upkeep.upkeep", "osworld_pipeline.store"),
 )
 def compacted_trajectories(context: dg.AssetExecutionContext, state: StateResource) -> dg.MaterializeResult:

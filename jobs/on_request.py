@@ -3,6 +3,7 @@
 import dagster as dg
 from pydantic import Field
 
+from assets.pools import EVALUATION
 from assets.retries import FAULT_RETRIES, only_after_faults
 from osworld_pipeline.evaluation.suite_files import HELDOUT
 from osworld_pipeline.remote.status import push_after
@@ -37,7 +38,7 @@ class CollectionRequest(TaskRequest):
     temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0 is greedy.")
 
 
-@dg.op(pool="trainer", retry_policy=FAULT_RETRIES)
+@dg.op(pool=EVALUATION, retry_policy=FAULT_RETRIES)
 @only_after_faults
 def evaluate_on_tasks(
     context: dg.OpExecutionContext,
@@ -70,7 +71,7 @@ def evaluate_on_tasks(
     push_after(folder, state.remote, context.log.warning)
 
 
-@dg.op(pool="trainer", retry_policy=FAULT_RETRIES)
+@dg.op(pool=EVALUATION, retry_policy=FAULT_RETRIES)
 @only_after_faults
 def collect_on_tasks(
     context: dg.OpExecutionContext,

@@ -5,6 +5,7 @@ from typing import Any
 
 import dagster as dg
 
+from assets.keys import key_of
 from jobs.pipeline import RANK, evaluate, retrain
 from jobs.sensors import resources_of
 from jobs.unfinished import EVALUATIONS, num_evaluating, num_training
@@ -140,7 +141,7 @@ def _request(
 
 
 def _champion_id(instance: dg.DagsterInstance) -> str | None:
-    event = instance.get_latest_materialization_event(dg.AssetKey("champion"))
+    event = instance.get_latest_materialization_event(key_of("champion"))
     if event is None or event.asset_materialization is None:
         return None
     checkpoint_id = str(event.asset_materialization.metadata["checkpoint_id"].value)
@@ -157,7 +158,7 @@ def _waits_for(instance: dg.DagsterInstance, checkpoints: Sequence[Checkpoint], 
     if unjudged:
         return f"{unjudged[0]}, made by the last re-training, is not evaluated yet: the sensor new_checkpoints does it"
     evaluated = instance.get_latest_materialization_event(EVALUATIONS)
-    ranked = instance.get_latest_materialization_event(dg.AssetKey("champion"))
+    ranked = instance.get_latest_materialization_event(key_of("champion"))
     if evaluated is not None and ranked is not None and evaluated.timestamp > ranked.timestamp:
         return "the last evaluation is not ranked yet: the sensor new_evaluations does it"
     return ""
@@ -182,8 +183,8 @@ def _unjudged(
 def _is_data_new(instance: dg.DagsterInstance, *, since: float) -> bool:
     """Whether a table's data version has changed since then; a table that did not exist then is ignored."""
     for table in DATA:
-        latest = _data_version(instance, dg.AssetRecordsFilter(asset_key=dg.AssetKey(table)))
-        before = _data_version(instance, dg.AssetRecordsFilter(asset_key=dg.AssetKey(table), before_timestamp=since))
+        latest = _data_version(instance, dg.AssetRecordsFilter(asset_key=key_of(table)))
+        before = _data_version(instance, dg.AssetRecordsFilter(asset_key=key_of(table), before_timestamp=since))
         if before is not None and latest != before:
             return True
     return False

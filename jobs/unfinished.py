@@ -4,9 +4,10 @@ jobs."""
 import dagster as dg
 
 from assets.evaluations import CHECKPOINT_ASSETS
+from assets.keys import key_of
 
-EVALUATIONS = dg.AssetKey("evaluations")
-CHECKPOINTS = frozenset(dg.AssetKey(name) for name in CHECKPOINT_ASSETS)
+EVALUATIONS = key_of("evaluations")
+CHECKPOINTS = frozenset(key_of(name) for name in CHECKPOINT_ASSETS)
 UNFINISHED = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,

@@ -70,6 +70,16 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
         "a YAML file with `resources` as in a run's configuration, for runs that do not name them",
     ),
     (
+        "OSWORLD_ASSET_PREFIX",
+        "Dagster, pipeline",
+        "parts before the names of all asset keys, separated by `/`: for an instance with other assets of these names",
+    ),
+    (
+        "OSWORLD_EVALUATION_POOL",
+        "Dagster",
+        "the pool of evaluations and collections; default: `trainer`, in turns with trainings",
+    ),
+    (
         "DAGSTER_HOME",
         "Dagster",
         "the folder with `dagster.yaml`: the project folder, or `STATE/dagster`",

@@ -1,5 +1,5 @@
 """Two states of one project, each with Dagster's pages, daemon and sensors at the same time: neither runs, ranks or
-reports what belongs to the other."""
+reports what belongs to the other. The keys of the assets of one of them have a prefix."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ import dagster as dg
 import pytest
 from episode_samples import make_episode
 
-from jobs.unfinished import EVALUATIONS
+from assets.keys import PREFIX_VARIABLE
 from osworld_pipeline.cli.in_process.instance import FOLDER
 from osworld_pipeline.domain.episode import EpisodePurpose, Reward
 from osworld_pipeline.domain.state import StateDir
@@ -42,12 +42,13 @@ def make_state(root: Path, checkpoint_id: str) -> StateDir:
 
 
 @contextmanager
-def serving(project: Path, state: StateDir) -> Iterator[dg.DagsterInstance]:
-    """The state's instance while `osworld-pipeline dev` serves it."""
+def serving(project: Path, state: StateDir, prefix: str) -> Iterator[dg.DagsterInstance]:
+    """The state's instance while `osworld-pipeline dev` serves it. `prefix`: of the keys of its assets."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DAGSTER", "OSWORLD"))}
+    kept[PREFIX_VARIABLE] = prefix
     command = [sys.executable, "-m", "osworld_pipeline.cli", "dev", "--state", str(state.root), "--port", str(port)]
     log = state.root.with_suffix(".log")
     with log.open("wb") as output:
@@ -89,13 +90,20 @@ def test_daemons_of_two_states_leave_each_other_alone(tmp_path: Path) -> None:
     project = tmp_path / "project"
     write_project(project, project_files(recipe="smoke"))
     states = {name: make_state(tmp_path / name, f"gspo-{name}") for name in ("one", "other")}
+    prefixes = {"one": "", "other": "team/agents"}
     with ExitStack() as stack:
-        instances = {name: stack.enter_context(serving(project, state)) for name, state in states.items()}
+        instances = {
+            name: stack.enter_context(serving(project, state, prefixes[name])) for name, state in states.items()
+        }
         for number, (name, instance) in enumerate(instances.items()):
             key = dg.MultiPartitionKey({"checkpoint": f"gspo-{name}", "suite": "heldout"})
-            instance.report_runless_asset_event(dg.AssetMaterialization(EVALUATIONS, partition=key))
+            evaluations, champion = (
+                dg.AssetKey([*filter(None, prefixes[name].split("/")), asset]) for asset in ("evaluations", "champion")
+            )
+            instance.report_runless_asset_event(dg.AssetMaterialization(evaluations, partition=key))
             log = states[name].root.with_suffix(".log")
             wait_until(lambda of=instance: ("rank", "SUCCESS") in runs_of(of), RUN_LIMIT_S, log)
+            assert instance.get_latest_materialization_event(champion) is not None
             for index, (other, its) in enumerate(instances.items()):
                 expected = [("rank", "SUCCESS")] if index <= number else []
                 assert runs_of(its) == expected, other

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from assets.keys import key_of
 from jobs.pipeline import RANK, TRAIN
 from osworld_pipeline.cli.in_process.session import InProcess, JobStoppedError, open_in_process
 from osworld_pipeline.cli.in_process.what_changed import show_changes
@@ -192,14 +193,14 @@ def _run_all(here: InProcess, request: TrainRequest, start: Checkpoint | None) -
 def assets_to_train(defs: dg.Definitions, stages: Sequence[Stage]) -> list[dg.AssetKey]:
     """The job's data assets, which are cheap if their inputs are unchanged, and the checkpoints of `stages`."""
     layer = defs.resolve_job_def(TRAIN).asset_layer
-    wanted = {dg.AssetKey(f"{stage}_checkpoint") for stage in stages}
-    every = {dg.AssetKey(f"{stage}_checkpoint") for stage in STAGES}
+    wanted = {key_of(f"{stage}_checkpoint") for stage in stages}
+    every = {key_of(f"{stage}_checkpoint") for stage in STAGES}
     return sorted(key for key in layer.selected_asset_keys if key in wanted or key not in every)
 
 
 def _checkpoint_of(instance: dg.DagsterInstance, asset: str) -> str | None:
     """The current checkpoint of the asset."""
-    event = instance.get_latest_materialization_event(dg.AssetKey(asset))
+    event = instance.get_latest_materialization_event(key_of(asset))
     if event is None or event.asset_materialization is None:
         return None
     return str(event.asset_materialization.metadata["checkpoint_id"].value)
