@@ -70,18 +70,31 @@ def fork(result, rules):
 
 
 def share_memory(result, rules):
-    """Processes that share as many bytes as are expected, longer than one look at their memory."""
-    held = os.urandom(rules["expected"])
-    children = []
-    for _ in range(8):
-        children.append(os.fork())
-        if children[-1] == 0:
-            time.sleep(20)
-            os._exit(0)
-    time.sleep(2)
+    """Processes that share as many bytes as are expected, longer than one look at their memory. Then one after the
+    other ends and another takes its place, so that some end during a look."""
+    held = b"x" * rules["expected"]
+    children = [_fork_sleeper() for _ in range(8)]
+    time.sleep(0.6)
+    for _ in range(60):
+        children.append(_fork_sleeper())
+        time.sleep(0.02)
+        _kill(children.pop(0))
     for child in children:
-        os.kill(child, 9)
+        _kill(child)
     return float(len(held) == rules["expected"])
+
+
+def _fork_sleeper():
+    child = os.fork()
+    if child == 0:
+        time.sleep(20)
+        os._exit(0)
+    return child
+
+
+def _kill(child):
+    os.kill(child, 9)
+    os.waitpid(child, 0)
 
 
 def sees(result, rules):
