@@ -11,7 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 from benchmarks.spread import Spread, print_table
-from env_server.providers.base import ProvidedDesktop
+from env_server.protocols import ProvidedDesktop
 from osworld_pipeline.wire import ImageFormat
 
 REPEATS = 9

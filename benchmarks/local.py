@@ -20,7 +20,7 @@ from benchmarks.encodings import run_encodings
 from benchmarks.load import Connection
 from benchmarks.processes import memory_mb, processes_below, started, wait_for_ready_file
 from benchmarks.spread import Spread, print_table, verdict
-from env_server.providers.base import ProvidedDesktop
+from env_server.protocols import ProvidedDesktop
 from env_server.providers.local.provider import LocalProvider
 
 SCREEN = (1920, 1080)

@@ -15,9 +15,9 @@ from PIL import Image
 from pydantic import SecretStr
 
 from benchmarks.stub_step import SCREENSHOT, STEP_S
-from env_server.episodes.driver import View
+from env_server.driving.driver import View
 from env_server.guest_client import GuestClient
-from env_server.providers.base import ProvidedDesktop
+from env_server.protocols import ProvidedDesktop
 from env_server.serving import bind, run_server
 from env_server.settings import Settings
 from osworld_pipeline.domain.observation import Observation

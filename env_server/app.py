@@ -9,15 +9,15 @@ from fastapi import FastAPI
 
 from env_server.api.areal import areal_router
 from env_server.api.faults import add_fault_answers
-from env_server.api.guard import OPEN_PATHS, Guard, Passed, log_access
+from env_server.api.guard import OPEN_PATHS, Guard, log_access
 from env_server.api.osgym.routes import osgym_app
 from env_server.api.probes import probes_router
 from env_server.api.slime import slime_router
 from env_server.api.status import status_router
 from env_server.api.v1.routes import own_router
-from env_server.episodes.driver import Drivers
+from env_server.driving.driver import Drivers
 from env_server.episodes.table import EpisodeTable
-from env_server.metrics import Metrics
+from env_server.metrics import Metrics, Passed
 from env_server.replicas.pool import Pool
 from env_server.settings import Settings
 from osworld_pipeline.wire.bodies import BodyLimits

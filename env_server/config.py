@@ -1,5 +1,5 @@
-"""The configuration file (TOML): the fields of Settings by their own names, in tables for each group. Command line
-options take precedence."""
+"""The configuration file (TOML): the fields of ServerSettings by their own names, in tables for each group. Options of
+the command line take precedence."""
 
 import tomllib
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from env_server.providers.kinds import provider_kinds
-from env_server.settings import OSGYM_VARIABLE, TOKEN_VARIABLE, Settings, SettingsError
+from env_server.server_settings import ServerSettings
+from env_server.settings import OSGYM_VARIABLE, TOKEN_VARIABLE, SettingsError
 
 FROM_ENVIRONMENT = {"token": TOKEN_VARIABLE, "osgym_allowed_ips": OSGYM_VARIABLE} | {
     f"{name}.{field}": variable for name, kind in provider_kinds().items() for field, variable in kind.variables.items()
@@ -28,7 +29,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise SettingsError(f"cannot read the configuration {path}: {error.strerror}; check --config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"the configuration {path} is not valid TOML: {error}") from error
-    _check_names(fields, Settings, path, ())
+    _check_names(fields, ServerSettings, path, ())
     return fields
 
 
@@ -41,13 +42,13 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def make_settings(options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> Settings:
+def make_settings(options: Mapping[str, Any], environment: Mapping[str, str] | None = None) -> ServerSettings:
     """
     Raises:
         SettingsError: names the setting that is invalid or contradicts another.
     """
     try:
-        return Settings.from_environment(environment, **options)
+        return ServerSettings.from_environment(environment, **options)
     except ValidationError as error:
         first = error.errors()[0]
         raise SettingsError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error

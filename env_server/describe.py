@@ -10,7 +10,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from env_server.config import FROM_ENVIRONMENT
-from env_server.settings import Settings
+from env_server.server_settings import ServerSettings
 from env_server.table import Table, choices_of, meaning
 
 HEAD = """Every setting of the env server, with its default or, where that is none, an example behind a '#'. The option
@@ -21,8 +21,8 @@ WIDTH = 118
 
 def describe() -> str:
     """The whole file."""
-    tables = {name: kind for name, field in Settings.model_fields.items() if (kind := _table(field)) is not None}
-    plain = {name: field for name, field in Settings.model_fields.items() if name not in tables}
+    tables = {name: kind for name, field in ServerSettings.model_fields.items() if (kind := _table(field)) is not None}
+    plain = {name: field for name, field in ServerSettings.model_fields.items() if name not in tables}
     parts = [_comment(HEAD), *(_entry(name, field) for name, field in plain.items() if name not in FROM_ENVIRONMENT)]
     for name, table in tables.items():
         parts.append(f"[{name}]\n{_comment(' '.join((table.__doc__ or '').split()))}")

@@ -28,7 +28,8 @@ from env_server.providers.qemu.accelerator import boot_kernel, kvm_refusal
 from env_server.providers.qemu.build import find_image
 from env_server.providers.qemu.programs import check_builder, check_qemu, qemu_version
 from env_server.providers.requirements import SYSTEM_PATH, check_programs
-from env_server.settings import Settings, SettingsError
+from env_server.server_settings import ServerSettings
+from env_server.settings import SettingsError
 from osworld_pipeline.domain.finding import Finding, Status
 from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
@@ -46,7 +47,7 @@ Check = Callable[[], Finding]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if no check found something missing."""
-    defaults = Settings()
+    defaults = ServerSettings()
     python = defaults.of(DesktopEnvSettings).python
     parser = argparse.ArgumentParser(prog="env-server doctor", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object per line, as each check ends")

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from env_server.episodes.foreign_input import pyautogui_program
+from env_server.foreign_input import pyautogui_program
 from osworld_pipeline.domain.digest import Json
 from osworld_pipeline.errors import ActionParseError, EvaluatorError, ReplicaError, SetupError, TamperingError
 from osworld_pipeline.task_schema.context import CommandResult

@@ -10,12 +10,12 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from env_server.api.osgym.ports import osgym_listeners
-from env_server.episodes.download import Downloader
-from env_server.episodes.driver import Drivers
-from env_server.episodes.guest_driver import Graders, GuestDrivers
+from env_server.driving.download import Downloader
+from env_server.driving.driver import Drivers
+from env_server.driving.guest_driver import Graders, GuestDrivers
 from env_server.options import EPILOG, add_server_options, settings_of
-from env_server.providers.base import Provider
+from env_server.osgym_ports import osgym_listeners
+from env_server.protocols import Provider
 from env_server.providers.desktop_env.kind import DesktopEnvSettings
 from env_server.providers.kinds import provider_kinds
 from env_server.serving import bind, run_server, serve
@@ -32,7 +32,7 @@ log = logging.getLogger("env_server")
 COMMANDS = {
     "build-image": "env_server.providers.qemu.build:main",
     "doctor": "env_server.doctor:main",
-    "osgym": "env_server.api.osgym.workers:main",
+    "osgym": "env_server.osgym_workers:main",
 }
 """Each is called with the arguments after its name and returns the exit status; imported only when it is called."""
 MAX_OPEN_FILES = 65_536
@@ -90,7 +90,7 @@ def make_drivers(settings: Settings) -> Drivers:
 def _make_graders(settings: Settings, downloader: Downloader) -> Graders | None:
     if settings.grader == "own":
         return None
-    from env_server.evaluators.osworld import OSWorldGraders
+    from env_server.providers.desktop_env.graders import OSWorldGraders
 
     return OSWorldGraders(
         python=settings.of(DesktopEnvSettings).python,

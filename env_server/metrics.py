@@ -2,12 +2,12 @@
 Label values come only from short lists, never from a request."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from env_server.api.guard import Passed
 from env_server.episodes.table import EpisodeEnd, EpisodeTable
 from osworld_pipeline.wire import Fault
 
@@ -27,6 +27,20 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
 STEP_PARTS = ("act", "observe", "encode")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """One request that has been answered, or whose client disconnected before."""
+
+    method: str
+    route: str
+    """The route's template, so that ids do not create new values; empty where no route matched."""
+    path: str
+    status: int
+    """499 where no answer was sent."""
+    num_bytes: int
+    seconds: float
 
 
 class Metrics:

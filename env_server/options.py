@@ -8,7 +8,8 @@ from typing import Any
 
 from env_server.config import make_settings, overlay, read_config
 from env_server.providers.kinds import provider_kinds
-from env_server.settings import DEFAULT_DOWNLOAD_HOSTS, TOKEN_VARIABLE, OsgymSettings, Settings, TaskLimits
+from env_server.server_settings import ServerSettings
+from env_server.settings import DEFAULT_DOWNLOAD_HOSTS, TOKEN_VARIABLE, OsgymSettings, TaskLimits
 from env_server.table import add_options
 
 EPILOG = f"The bearer token comes from the environment: {TOKEN_VARIABLE}. Other commands: build-image, doctor, osgym."
@@ -20,7 +21,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(config=None, log_level="info")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with the settings; options override it")
     parser.add_argument("--log-level", choices=LOG_LEVELS)
-    add_options(parser, Settings)
+    add_options(parser, ServerSettings)
     add = partial(parser.add_argument, default=argparse.SUPPRESS)
     add("--screen-size", type=_screen_size, metavar="WIDTHxHEIGHT", help="of every desktop (default 1920x1080)")
     add("--download-host", action="append", help="a further host that tasks may download from; repeatable")
@@ -35,7 +36,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def settings_of(arguments: argparse.Namespace, **forced: Any) -> Settings:
+def settings_of(arguments: argparse.Namespace, **forced: Any) -> ServerSettings:
     """`forced` takes precedence over everything.
 
     Raises:
@@ -47,7 +48,7 @@ def settings_of(arguments: argparse.Namespace, **forced: Any) -> Settings:
         table, _, key = name.rpartition(".")
         if table:
             options = overlay(options, {table: {key: value}})
-        elif name in Settings.model_fields:
+        elif name in ServerSettings.model_fields:
             options[name] = value
     if "screen_size" in given:
         options["screen_width"], options["screen_height"] = given["screen_size"]

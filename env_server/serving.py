@@ -14,9 +14,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from env_server.app import create_app
-from env_server.episodes.driver import Drivers
+from env_server.driving.driver import Drivers
 from env_server.episodes.table import EpisodeTable
-from env_server.providers.base import Provider
+from env_server.protocols import Provider
 from env_server.replicas.pool import Pool
 from env_server.settings import Settings, SettingsError
 from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config

@@ -1,18 +1,15 @@
-"""The configuration of an env server, from command line and environment; only this module reads os.environ."""
+"""The settings of an env server, without those of its kinds of desktops."""
 
 import argparse
 import ipaddress
-import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, Field, SecretStr, create_model, field_validator
+from pydantic import Field, SecretStr, field_validator
 
-from env_server.providers.kinds import provider_kinds
 from env_server.table import Option, Table
 from osworld_pipeline.errors import PipelineError
-from osworld_pipeline.wire.cross_site import is_loopback
 
 TOKEN_VARIABLE = "ENV_SERVER_TOKEN"  # noqa: S105 - the variable's name, not a token
 OSGYM_VARIABLE = "OSGYM_ALLOWED_IPS"
@@ -73,8 +70,10 @@ class OsgymSettings(Table):
     """How long the screen settles after a step, unless the step sets it."""
 
 
-class _ServerSettings(Table):
-    provider: Annotated[str, Option(choices=provider_kinds)] = "local"
+class Settings(Table):
+    """What every server has; the settings of a server program are `ServerSettings`."""
+
+    provider: str = "local"
     """Kind of desktop."""
     grader: Annotated[Literal["own", "osworld"], Option()] = "own"
     """Which metrics score an episode; `osworld` needs desktop-env in a separate environment, see [desktop_env]."""
@@ -136,13 +135,6 @@ class _ServerSettings(Table):
             raise ValueError(f"'{url}' is no address of a viewer: it starts with http:// or https://")
         return url.rstrip("/")
 
-    @field_validator("provider")
-    @classmethod
-    def _is_a_kind(cls, name: str) -> str:
-        if name not in provider_kinds():
-            raise ValueError(f"there is no provider '{name}'; there are: {', '.join(provider_kinds())}")
-        return name
-
     def of(self, kind: type[OwnTable]) -> OwnTable:
         """The settings of a provider, by their class."""
         return next(value for _, value in self if isinstance(value, kind))
@@ -152,62 +144,6 @@ class _ServerSettings(Table):
         """(width, height)"""
         return self.screen_width, self.screen_height
 
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None, **options: object) -> Self:
-        """`options` come from the command line and a configuration file; the token comes only from the environment,
-        because arguments are visible in every process list.
-
-        Raises:
-            SettingsError: it would serve a network without a token.
-        """
-        source = os.environ if environment is None else environment
-        token = source.get(TOKEN_VARIABLE, "").strip()
-        settings = cls.model_validate(
-            {
-                **options,
-                **_with_secrets(options, source),
-                "token": SecretStr(token) if token else None,
-                "osgym_allowed_ips": osgym_networks(source) or options.get("osgym_allowed_ips", ()),
-            }
-        )
-        if settings.token is None and not is_loopback(settings.host):
-            raise SettingsError(
-                f"refusing to serve desktops on {settings.host} without a token: set {TOKEN_VARIABLE}, "
-                "or bind to 127.0.0.1"
-            )
-        if settings.osgym.ports and not settings.osgym_allowed_ips:
-            raise SettingsError(
-                f"refusing to serve OSGym's ports to all addresses: set {OSGYM_VARIABLE} to those of the clients, "
-                "separated by commas, for example 127.0.0.1,10.0.0.0/24"
-            )
-        return settings
-
-
-if TYPE_CHECKING:
-
-    class Settings(_ServerSettings): ...
-
-else:
-    # A field for each provider, with its settings.
-    Settings = create_model(
-        "Settings",
-        __base__=_ServerSettings,
-        **{name: (kind.settings, kind.settings()) for name, kind in provider_kinds().items()},
-    )
-
-
-def _with_secrets(options: Mapping[str, object], environment: Mapping[str, str]) -> dict[str, object]:
-    """The tables of the providers that take secrets from the environment."""
-    tables: dict[str, object] = {}
-    for name, kind in provider_kinds().items():
-        found = {field: environment.get(variable, "").strip() for field, variable in kind.variables.items()}
-        secrets = {field: SecretStr(text) for field, text in found.items() if text}
-        if secrets:
-            table = options.get(name, {})
-            given = dict(table) if isinstance(table, Mapping | BaseModel) else {}
-            tables[name] = {**given, **secrets}
-    return tables
-
 
 def osgym_networks(environment: Mapping[str, str]) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
     """The networks that may use OSGym's ports. SettingsError names an entry that is no address or network."""
@@ -216,9 +152,3 @@ def osgym_networks(environment: Mapping[str, str]) -> tuple[ipaddress.IPv4Networ
         return tuple(ipaddress.ip_network(part.strip(), strict=False) for part in text.split(",") if part.strip())
     except ValueError as error:
         raise SettingsError(f"{OSGYM_VARIABLE}: {error}; give addresses or networks, separated by commas") from error
-
-
-def environment_for_programs() -> dict[str, str]:
-    """For programs that are not ours: the environment of this process without our tokens and passwords."""
-    secrets = {TOKEN_VARIABLE, *(name for kind in provider_kinds().values() for name in kind.variables.values())}
-    return {name: value for name, value in os.environ.items() if name not in secrets}

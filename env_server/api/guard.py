@@ -5,12 +5,12 @@ import logging
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from env_server.api.answers import error_answer
+from env_server.metrics import Passed
 from osworld_pipeline.wire.bearer import Secret, bearer_of
 from osworld_pipeline.wire.bodies import BodyLimits
 from osworld_pipeline.wire.cross_site import is_from_here
@@ -28,20 +28,6 @@ _FOREIGN = (
     "this server has no token, so it answers only programs on this machine that use a loopback address, and no page of "
     "another site; start it with a token to reach it by other names"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passed:
-    """One request that has been answered, or whose client disconnected before."""
-
-    method: str
-    route: str
-    """The route's template, so that ids do not create new values; empty where no route matched."""
-    path: str
-    status: int
-    """499 where no answer was sent."""
-    num_bytes: int
-    seconds: float
 
 
 class Guard:

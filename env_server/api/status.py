@@ -13,8 +13,8 @@ from fastapi.responses import RedirectResponse
 
 from env_server.api.live import LiveResponse, LiveScreens
 from env_server.api.pictures import Pictures, picture_version
+from env_server.driving.pyautogui_calls import action_points
 from env_server.episodes.episode import Episode
-from env_server.episodes.pyautogui_calls import action_points
 from env_server.episodes.table import EpisodeEnd, EpisodeTable, UnknownEpisodeError
 from env_server.replicas.replica import Replica
 from env_server.settings import Settings

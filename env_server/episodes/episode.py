@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Literal
 
-from env_server.episodes.driver import EpisodeDriver, Plan, View
+from env_server.driving.driver import EpisodeDriver, Plan, View
 from env_server.episodes.outcomes import EpisodeOutcome, RecordingError, StepOrderError, StepResult
 from env_server.episodes.person import MAX_WAITING, InputQueue, PersonInputError, check_input, touched_sentence
 from env_server.replicas.replica import Lease

@@ -5,7 +5,7 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 
-from env_server.episodes.pyautogui_calls import read_calls
+from env_server.driving.pyautogui_calls import read_calls
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS
 from osworld_pipeline.errors import ActionParseError, EnvServerError
 

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from env_server.episodes.driver import Drivers, Plan, View, check_env_config
+from env_server.driving.driver import Drivers, Plan, View, check_env_config
 from env_server.episodes.episode import Episode, OnTiming
 from env_server.episodes.outcomes import EpisodeOutcome
 from env_server.replicas.pool import Pool

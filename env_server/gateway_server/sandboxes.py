@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import httpx
 
 from env_server.guest_client import GuestClient
-from env_server.providers.base import ProvidedDesktop, Provider
+from env_server.protocols import ProvidedDesktop, Provider
 from osworld_pipeline.errors import PipelineError
 
 log = logging.getLogger(__name__)

@@ -2,6 +2,7 @@
 command line options, and how it is made. To add one, add a package."""
 
 import importlib
+import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,11 +10,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from env_server import providers
+from env_server.settings import TOKEN_VARIABLE
 from env_server.table import Table
 
 if TYPE_CHECKING:
-    from env_server.episodes.driver import Drivers
-    from env_server.providers.base import Provider
+    from env_server.driving.driver import Drivers
+    from env_server.protocols import Provider
     from env_server.settings import Settings
 
 KIND = "kind"
@@ -42,3 +44,9 @@ def provider_kinds() -> Mapping[str, ProviderKind]:
     names = (one.name for one in pkgutil.iter_modules(providers.__path__) if one.ispkg)
     found = [importlib.import_module(f"{providers.__name__}.{name}.{KIND}").KIND for name in names]
     return {kind.name: kind for kind in sorted(found, key=lambda kind: (kind.name != "local", kind.name))}
+
+
+def environment_for_programs() -> dict[str, str]:
+    """For programs that are not ours: the environment of this process without our tokens and passwords."""
+    secrets = {TOKEN_VARIABLE, *(name for kind in provider_kinds().values() for name in kind.variables.values())}
+    return {name: value for name, value in os.environ.items() if name not in secrets}

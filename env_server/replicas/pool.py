@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from env_server.providers.base import Provider
+from env_server.protocols import Provider
 from env_server.replicas.fair_queue import FairQueue
 from env_server.replicas.replica import STOP_TIMEOUT_S, Lease, Replica, ReplicaState
 from osworld_pipeline.errors import NoCapacityError, ReplicaError

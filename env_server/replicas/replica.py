@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from env_server.providers.base import ProvidedDesktop, Provider
+from env_server.protocols import ProvidedDesktop, Provider
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
 log = logging.getLogger(__name__)

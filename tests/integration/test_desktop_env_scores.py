@@ -14,10 +14,10 @@ from env_server_process import RunningServer, running_env_server
 from PIL import Image, ImageDraw
 from test_real_osworld_tasks import SOLUTIONS, attempt, read_task
 
-from env_server.episodes.download import Downloader
-from env_server.episodes.guest_driver import Graders, GuestDrivers, OwnGraders
+from env_server.driving.download import Downloader
+from env_server.driving.guest_driver import Graders, GuestDrivers, OwnGraders
 from env_server.evaluators.episode_cache import EpisodeCache
-from env_server.evaluators.osworld import OSWorldGraders
+from env_server.providers.desktop_env.graders import OSWorldGraders
 from env_server.providers.local.provider import LocalDesktop, LocalProvider
 from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task

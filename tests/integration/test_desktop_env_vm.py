@@ -7,9 +7,9 @@ from desktop_env_place import REPOSITORY, find_python
 from test_qemu_desktop import MISSING
 from test_real_osworld_tasks import SOLUTIONS, read_task
 
-from env_server.episodes.download import Downloader
-from env_server.episodes.guest_driver import GuestDrivers, OwnGraders
-from env_server.evaluators.osworld import OSWorldGraders
+from env_server.driving.download import Downloader
+from env_server.driving.guest_driver import GuestDrivers, OwnGraders
+from env_server.providers.desktop_env.graders import OSWorldGraders
 from env_server.providers.qemu.provider import QemuProvider
 from env_server.settings import TaskLimits
 

@@ -19,9 +19,9 @@ from gateway_process import TOKEN, RunningGateway, running_gateway
 from group_runs import run_groups
 from test_rollout import PLAN, SCREEN, SETTINGS, OraclePolicy, suite_tasks
 
-from env_server.episodes.download import Downloader
-from env_server.episodes.guest_driver import GuestDrivers
-from env_server.evaluators.osworld import OSWorldGraders
+from env_server.driving.download import Downloader
+from env_server.driving.guest_driver import GuestDrivers
+from env_server.providers.desktop_env.graders import OSWorldGraders
 from env_server.providers.gateway.client import SandboxBusyError
 from env_server.providers.gateway.kind import GatewaySettings
 from env_server.providers.gateway.port_tunnel import forwarded_ports

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops
 
-from env_server.episodes import browser
+from env_server.driving import browser
 from env_server.guest_client import GuestCall, GuestClient
 from env_server.providers.local.provider import LocalProvider
 from osworld_pipeline.errors import SetupError

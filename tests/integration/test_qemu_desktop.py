@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops
 
-from env_server.episodes.settle import wait_until_calm
+from env_server.driving.settle import wait_until_calm
 from env_server.guest_client import GuestCall, GuestClient
 from env_server.providers.qemu.command import GUEST_PORT, DirectBoot
 from env_server.providers.qemu.guest_files import guest_archive

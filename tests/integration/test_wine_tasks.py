@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageChops
 
-from env_server.episodes.download import Downloader
-from env_server.episodes.guest_driver import GuestDrivers
+from env_server.driving.download import Downloader
+from env_server.driving.guest_driver import GuestDrivers
 from env_server.guest_client import GuestCall, GuestClient
 from env_server.providers.local.provider import LocalDesktop, LocalProvider
 from env_server.settings import TaskLimits

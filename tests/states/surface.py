@@ -7,7 +7,7 @@ from typing import Any
 import click
 import typer
 
-from env_server.api.describe import describe
+from env_server.describe_api import describe
 from osworld_pipeline.cli import app
 from osworld_pipeline.columns import OWNED_TABLES, PART_TABLES, SCHEMA_VERSION
 from osworld_pipeline.recipes.keys import keys

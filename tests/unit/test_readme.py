@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from env_server.options import add_server_options
-from env_server.settings import Settings
+from env_server.server_settings import ServerSettings
 from osworld_pipeline.tables.questions.examples import BEST_EPISODE_SCREENSHOTS, INJECTED_REPLAY_ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ def test_every_option_of_the_env_server_that_its_readme_names_exists():
     parser = argparse.ArgumentParser()
     add_server_options(parser)
     known = {option for action in parser._actions for option in action.option_strings}
-    known |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "env_server/api/osgym/workers.py").read_text()))
+    known |= set(re.findall(r'"(--[a-z-]+)"', (ROOT / "env_server/osgym_workers.py").read_text()))
     text = (ROOT / "env_server/README.md").read_text()
     blocks = [line for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
     commands = [line.partition("#")[0] for line in blocks if "env-server " in line.partition("#")[0]]
@@ -46,7 +46,7 @@ def test_every_limit_that_the_env_servers_readme_explains_is_a_setting_with_that
     for names, default, unit in rows:
         values = [float(part.replace(",", "")) for part in re.findall(r"[\d.]+", default)]
         for index, name in enumerate(re.findall(r"[a-z_.]+", names)):
-            value: object = Settings()
+            value: object = ServerSettings()
             for part in name.split("."):
                 value = getattr(value, part)
             scale = 2**20 if unit == " MiB" else 1

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 
 from env_server.api.faults import ERROR_ANSWERS
-from env_server.api.images import to_format
 from env_server.api.pictures import Pictures
 from env_server.api.quick_route import QuickRoute
 from env_server.api.v1.messages import EpisodeInfo, ReplicaInfo, ReplicaList
+from env_server.driving.images import to_format
 from env_server.episodes.episode import Episode
 from env_server.episodes.table import EpisodeTable
 from env_server.replicas.replica import Replica

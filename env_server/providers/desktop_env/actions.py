@@ -3,7 +3,7 @@ because desktop-env rewrites its input by pattern and so may turn a string into 
 
 from typing import Any
 
-from env_server.episodes.pyautogui_calls import read_calls
+from env_server.driving.pyautogui_calls import read_calls
 from env_server.guest_client import GuestCall
 
 _LESS = "pyautogui.hotkey('shift', ',')"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from env_server.api.images import in_size
-from env_server.episodes.driver import EpisodeDriver, Plan, View
-from env_server.episodes.guest_driver import format_of
-from env_server.episodes.pyautogui_calls import MAX_ACTION_S
-from env_server.episodes.settle import settle_by_looks
-from env_server.evaluators.cloud_files import check_cloud_files
-from env_server.providers.base import ProvidedDesktop
+from env_server.driving.driver import EpisodeDriver, Plan, View
+from env_server.driving.guest_driver import format_of
+from env_server.driving.images import in_size
+from env_server.driving.pyautogui_calls import MAX_ACTION_S
+from env_server.driving.settle import settle_by_looks
+from env_server.protocols import ProvidedDesktop
 from env_server.providers.desktop_env.actions import source_of
+from env_server.providers.desktop_env.cloud_files import check_cloud_files
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.provider import DesktopEnvDesktop
 from env_server.providers.desktop_env.tasks import check_evaluator, harmless_task

@@ -9,8 +9,8 @@ from env_server.providers.kinds import ProviderKind
 from env_server.table import Option, Table
 
 if TYPE_CHECKING:
-    from env_server.episodes.driver import Drivers
-    from env_server.providers.base import Provider
+    from env_server.driving.driver import Drivers
+    from env_server.protocols import Provider
     from env_server.settings import Settings
 
 

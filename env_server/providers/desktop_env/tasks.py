@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from env_server.episodes.download import check_address
+from env_server.driving.download import check_address
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task

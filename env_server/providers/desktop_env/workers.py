@@ -20,8 +20,8 @@ from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.worker.frames import HEADER, pack, unpack_header
 from env_server.providers.desktop_env.worker.processes import kill_below
 from env_server.providers.desktop_env.worker.serving import CLOSE_LIMIT_S
+from env_server.providers.kinds import environment_for_programs
 from env_server.providers.stderr_tail import StderrTail
-from env_server.settings import environment_for_programs
 from osworld_pipeline.errors import DependencyError, EvaluatorError, PipelineError, ReplicaError, SetupError
 
 LOAD_LIMIT_S = 120.0

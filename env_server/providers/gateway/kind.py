@@ -11,7 +11,7 @@ from env_server.providers.kinds import ProviderKind
 from env_server.table import Option, Table
 
 if TYPE_CHECKING:
-    from env_server.providers.base import Provider
+    from env_server.protocols import Provider
     from env_server.settings import Settings
 
 TOKEN_VARIABLE = "OSWORLD_SANDBOX_TOKEN"  # noqa: S105 - the variable's name, not a token

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from env_server.api.images import size_of
+from env_server.driving.images import size_of
 from env_server.guest_client import GuestClient
 from env_server.providers.gateway.client import (
     ClientOptions,

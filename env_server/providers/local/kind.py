@@ -8,7 +8,7 @@ from env_server.providers.kinds import ProviderKind
 from env_server.table import Option, Table
 
 if TYPE_CHECKING:
-    from env_server.providers.base import Provider
+    from env_server.protocols import Provider
     from env_server.settings import Settings
 
 

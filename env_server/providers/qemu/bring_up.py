@@ -11,7 +11,7 @@ from typing import Protocol
 
 from PIL import Image
 
-from env_server.episodes.foreign_input import Call
+from env_server.foreign_input import Call
 from env_server.providers.files import keep_newest
 from env_server.providers.qemu.screen_view import STILL_SHARE, Mark, changed_share, find_mark, is_blank, open_screen
 from osworld_pipeline.errors import ReplicaError

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from env_server.episodes.foreign_input import Call
+from env_server.foreign_input import Call
 from env_server.guest.calls import bind_call, perform_call
 from env_server.providers.qemu.qmp import QmpClient
 from osworld_pipeline.errors import ActionParseError

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from env_server.episodes.foreign_input import Call
+from env_server.foreign_input import Call
 from env_server.guest_client import GuestCall
 from env_server.providers.qemu.bring_up import (
     BringUp,

@@ -4,7 +4,7 @@ import json
 from functools import partial
 
 from env_server.api.osgym.calls import read_osgym_action
-from env_server.episodes.pyautogui_calls import read_calls
+from env_server.driving.pyautogui_calls import read_calls
 from env_server.providers.qemu.qmp_input import plan_input
 from fuzz.parser import Parser, text_of
 from osworld_pipeline.datasets.importers.calls import Pointer, actions_of, read_code

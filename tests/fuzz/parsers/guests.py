@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from env_server.episodes.browser import list_tabs
+from env_server.driving.browser import list_tabs
 from env_server.guest.calls import bind_call
 from env_server.guest.root_helper import _Request
 from env_server.guest_client import GuestClient

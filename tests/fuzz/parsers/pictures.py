@@ -6,7 +6,7 @@ import io
 
 from PIL import Image
 
-from env_server.api.images import size_of, to_format
+from env_server.driving.images import size_of, to_format
 from env_server.providers.qemu.screen_view import changed_share, is_blank, open_screen
 from fuzz.parser import Parser, scratch_folder, text_of, wait_for
 from osworld_pipeline.agent.images import prepare_screenshot

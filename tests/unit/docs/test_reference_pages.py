@@ -14,9 +14,9 @@ from check_links import Page
 from fastapi import FastAPI
 
 from env_server.api import areal, slime
-from env_server.api.describe import describe as describe_api
 from env_server.api.osgym import routes as osgym
-from env_server.settings import Settings
+from env_server.describe_api import describe as describe_api
+from env_server.server_settings import ServerSettings
 from osworld_pipeline.doctor.external_services import DESKTOP_CHECKS
 from osworld_pipeline.doctor.roles import ROLES
 from osworld_pipeline.recipes import recipe_names
@@ -58,7 +58,7 @@ def test_the_configuration_page_is_what_the_resources_say() -> None:
 
 def test_the_page_of_the_env_servers_api_is_what_the_application_serves() -> None:
     page = ROOT / "docs/env-server-api.md"
-    assert page.read_text() == describe_api(), "python -m env_server.api.describe > docs/env-server-api.md"
+    assert page.read_text() == describe_api(), "python -m env_server.describe_api > docs/env-server-api.md"
 
 
 def test_the_page_of_the_env_servers_api_has_the_body_of_every_request(pages: dict[str, Page]) -> None:
@@ -128,7 +128,7 @@ def endpoints() -> set[str]:
     main = FastAPI()
     main.include_router(slime.slime_router(table))
     main.include_router(areal.areal_router(table, idle_ttl_s=1.0))
-    return endpoints_of(main) | endpoints_of(osgym.osgym_app(table, Settings(), on_fault=print), "/osgym")
+    return endpoints_of(main) | endpoints_of(osgym.osgym_app(table, ServerSettings(), on_fault=print), "/osgym")
 
 
 def endpoints_of(app: FastAPI, prefix: str = "") -> set[str]:

@@ -8,12 +8,12 @@ from fake_desktops import FakeDesktop, FakeProvider
 from PIL import Image
 
 from env_server.main import make_drivers
+from env_server.server_settings import ServerSettings
 from env_server.serving import bind, run_server
-from env_server.settings import Settings
 
 
 def main(folder: Path) -> None:
-    settings = Settings.from_environment(
+    settings = ServerSettings.from_environment(
         {}, port=0, num_replicas=4, queue_timeout_s=0.5, ready_file=folder / "ready.json", drain_timeout_s=0.0
     )
     provider = FakeProvider()

@@ -10,10 +10,10 @@ from typing import Any
 
 from fake_desktops import FakeProvider, until
 
-from env_server.episodes.driver import Drivers
+from env_server.driving.driver import Drivers
 from env_server.main import make_drivers
+from env_server.server_settings import ServerSettings
 from env_server.serving import bind, serve
-from env_server.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ async def listening(folder: Path, *, drivers: Drivers | None = None, **options: 
     """Ends the server when the block ends, if a signal has not done so."""
     ready = folder / "ready.json"
     options = {"port": 0, "drain_timeout_s": 0.0, "num_replicas": 2, "ready_file": ready, **options}
-    settings = Settings.from_environment({}, **options)
+    settings = ServerSettings.from_environment({}, **options)
     provider = FakeProvider()
     with bind(settings) as listener:
         serving = asyncio.create_task(serve(settings, provider, drivers or make_drivers(settings), listener))

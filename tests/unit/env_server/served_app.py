@@ -12,7 +12,7 @@ from surface_server import TASK
 from env_server.app import create_app
 from env_server.main import make_drivers
 from env_server.replicas.pool import Pool
-from env_server.settings import Settings
+from env_server.server_settings import ServerSettings
 
 
 class Server:
@@ -32,7 +32,7 @@ class Server:
 async def serving(num_replicas: int = 1, *, queue_timeout_s: float = 0.05, **options: Any) -> AsyncIterator[Server]:
     provider = FakeProvider()
     pool = fake_pool(provider, num_replicas, queue_timeout_s=queue_timeout_s)
-    settings = Settings.from_environment(options.pop("environment", {}), **options)
+    settings = ServerSettings.from_environment(options.pop("environment", {}), **options)
     app = create_app(pool, settings, make_drivers(settings))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     try:

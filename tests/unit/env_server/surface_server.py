@@ -14,7 +14,7 @@ from env_server.app import create_app
 from env_server.episodes.table import EpisodeTable
 from env_server.main import make_drivers
 from env_server.replicas.pool import Pool
-from env_server.settings import Settings
+from env_server.server_settings import ServerSettings
 
 COMMAND = "cat /tmp/answer"
 TASK: dict[str, Any] = {
@@ -76,7 +76,7 @@ async def surfaces(
     """Making the main port's application takes a tenth of a second, and many tests do without."""
     provider = FakeProvider()
     pool = fake_pool(provider, num_replicas, queue_timeout_s=0.3)
-    settings = Settings.from_environment(environment or {}, **options)
+    settings = ServerSettings.from_environment(environment or {}, **options)
     drivers = make_drivers(settings)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(pool.close)

@@ -1,37 +1,38 @@
-"""Settings and the guard's first rule: no network without a token, and no token in sight."""
+"""ServerSettings and the guard's first rule: no network without a token, and no token in sight."""
 
 import subprocess
 import sys
 
 import pytest
 
-from env_server.settings import Settings, SettingsError
+from env_server.server_settings import ServerSettings
+from env_server.settings import SettingsError
 from osworld_pipeline.wire.cross_site import is_loopback
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_loopback_needs_no_token(host: str) -> None:
     assert is_loopback(host)
-    assert Settings.from_environment({}, host=host).token is None
+    assert ServerSettings.from_environment({}, host=host).token is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "desktops.test", "localhost.evil.test"])
 def test_anything_else_needs_one(host: str) -> None:
     with pytest.raises(SettingsError, match="set ENV_SERVER_TOKEN, or bind to"):
-        Settings.from_environment({"ENV_SERVER_TOKEN": "  "}, host=host)
-    token = Settings.from_environment({"ENV_SERVER_TOKEN": "secret"}, host=host).token
+        ServerSettings.from_environment({"ENV_SERVER_TOKEN": "  "}, host=host)
+    token = ServerSettings.from_environment({"ENV_SERVER_TOKEN": "secret"}, host=host).token
     assert token is not None
     assert token.get_secret_value() == "secret"
 
 
 def test_an_address_of_a_viewer_that_is_none_is_refused() -> None:
-    assert Settings.from_environment({}, viewer_url="https://viewer.test/").viewer_url == "https://viewer.test"
+    assert ServerSettings.from_environment({}, viewer_url="https://viewer.test/").viewer_url == "https://viewer.test"
     with pytest.raises(ValueError, match="is no address of a viewer"):
-        Settings.from_environment({}, viewer_url="javascript:alert(1)")
+        ServerSettings.from_environment({}, viewer_url="javascript:alert(1)")
 
 
 def test_token_does_not_show_in_a_printed_setting() -> None:
-    settings = Settings.from_environment({"ENV_SERVER_TOKEN": "very secret"})
+    settings = ServerSettings.from_environment({"ENV_SERVER_TOKEN": "very secret"})
     assert "very secret" not in repr(settings) + str(settings) + settings.model_dump_json()
 
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from env_server.episodes import browser
+from env_server.driving import browser
 from osworld_pipeline.errors import ReplicaError, SetupError
 from osworld_pipeline.task_schema.context import CommandResult
 

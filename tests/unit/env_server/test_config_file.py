@@ -14,13 +14,14 @@ from env_server.options import add_server_options, settings_of
 from env_server.providers.gateway.kind import GatewaySettings
 from env_server.providers.kinds import provider_kinds
 from env_server.providers.qemu.kind import QemuSettings
-from env_server.settings import DEFAULT_DOWNLOAD_HOSTS, Settings, SettingsError
+from env_server.server_settings import ServerSettings
+from env_server.settings import DEFAULT_DOWNLOAD_HOSTS, SettingsError
 from env_server.table import Option, Table, choices_of, meaning
 
 EXAMPLE = Path(env_server.__file__).with_name("example.toml")
 
 
-def settings(*words: str, **forced: Any) -> Settings:
+def settings(*words: str, **forced: Any) -> ServerSettings:
     parser = argparse.ArgumentParser()
     add_server_options(parser)
     return settings_of(parser.parse_args(words), **forced)
@@ -33,7 +34,7 @@ def written(folder: Path, text: str) -> str:
 
 
 def test_example_holds_the_defaults() -> None:
-    assert settings("--config", str(EXAMPLE)) == Settings.from_environment({})
+    assert settings("--config", str(EXAMPLE)) == ServerSettings.from_environment({})
 
 
 TABLES = ("limits", "osgym", *provider_kinds())
@@ -41,7 +42,7 @@ TABLES = ("limits", "osgym", *provider_kinds())
 
 def table(name: str) -> type[Table]:
     """The class of a table of the file; that of the top level for an empty name."""
-    kind: Any = Settings.model_fields[name].annotation if name else Settings
+    kind: Any = ServerSettings.model_fields[name].annotation if name else ServerSettings
     assert issubclass(kind, Table)
     return kind
 

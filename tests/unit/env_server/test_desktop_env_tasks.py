@@ -14,7 +14,8 @@ from env_server.providers.desktop_env.driver import DesktopEnvDrivers
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.provider import DesktopEnvProvider
 from env_server.providers.desktop_env.tasks import check_evaluator, harmless_task
-from env_server.settings import Settings, TaskLimits
+from env_server.server_settings import ServerSettings
+from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import ActionParseError, DependencyError, TaskError
 
@@ -42,7 +43,7 @@ def test_python_without_desktop_env_names_the_way_out(tmp_path: Path) -> None:
 def test_server_whose_python_has_no_desktop_env_does_not_start(tmp_path: Path) -> None:
     absent = {"desktop_env": {"python": tmp_path / "python"}}
     for asked in ({"grader": "osworld"}, {"provider": "desktop_env"}):
-        settings = Settings.model_validate({**asked, **absent})
+        settings = ServerSettings.model_validate({**asked, **absent})
         with pytest.raises(DependencyError, match="setup desktop-env"):
             make_drivers(settings)
     with pytest.raises(DependencyError, match="setup desktop-env"):

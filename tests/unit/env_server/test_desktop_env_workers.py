@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from desktop_env_doubles import fake_install, task_of
 
-from env_server.episodes.driver import EpisodeDriver, View
+from env_server.driving.driver import EpisodeDriver, View
 from env_server.evaluators.episode_cache import EpisodeCache
-from env_server.evaluators.osworld import OSWorldGraders
 from env_server.guest_client import GuestClient
 from env_server.providers.desktop_env.driver import DesktopEnvDrivers
+from env_server.providers.desktop_env.graders import OSWorldGraders
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.provider import DesktopEnvDesktop, DesktopEnvProvider
 from env_server.providers.desktop_env.worker.processes import below, children_of

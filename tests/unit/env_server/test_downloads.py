@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from env_server.episodes.download import Downloader
-from env_server.episodes.download_cache import DownloadCache
+from env_server.driving.download import Downloader
+from env_server.driving.download_cache import DownloadCache
 from env_server.settings import TaskLimits
 from osworld_pipeline.errors import SetupError
 

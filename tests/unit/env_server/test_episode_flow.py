@@ -11,12 +11,12 @@ import pytest
 from fake_desktops import FakeDesktop, until
 from PIL import Image
 
-from env_server.episodes.download import Downloader
-from env_server.episodes.driver import View, check_env_config
+from env_server.driving.download import Downloader
+from env_server.driving.driver import View, check_env_config
+from env_server.driving.guest_driver import GuestDrivers
+from env_server.driving.settle import screen_digest, wait_until_calm
 from env_server.episodes.episode import Episode, OnTiming
-from env_server.episodes.guest_driver import GuestDrivers
 from env_server.episodes.outcomes import StepOrderError
-from env_server.episodes.settle import screen_digest, wait_until_calm
 from env_server.replicas.replica import Lease
 from env_server.settings import TaskLimits
 from osworld_pipeline.errors import ActionParseError, EvaluatorError, ReplicaError, SetupError, TaskError

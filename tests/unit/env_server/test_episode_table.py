@@ -15,7 +15,7 @@ from env_server.episodes.episode import Episode
 from env_server.episodes.table import UNCLAIMED_S, EpisodeEnd, EpisodeTable, Opened
 from env_server.main import make_drivers
 from env_server.replicas.pool import Pool
-from env_server.settings import Settings
+from env_server.server_settings import ServerSettings
 from osworld_pipeline.errors import EvaluatorError, NoCapacityError, ReplicaError, SetupError, TaskError
 from osworld_pipeline.wire import EnvConfig
 
@@ -39,7 +39,7 @@ class Table:
 
 @asynccontextmanager
 async def a_table(num_replicas: int = 1, *, unclaimed_s: float = 0.1) -> AsyncIterator[Table]:
-    provider, ends, settings = FakeProvider(), list[EpisodeEnd](), Settings.from_environment({}, idle_ttl_s=0.2)
+    provider, ends, settings = FakeProvider(), list[EpisodeEnd](), ServerSettings.from_environment({}, idle_ttl_s=0.2)
     pool = fake_pool(provider, num_replicas)
     episodes = EpisodeTable(pool, settings, make_drivers(settings), on_end=ends.append, unclaimed_s=unclaimed_s)
     try:

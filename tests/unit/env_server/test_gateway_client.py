@@ -23,7 +23,8 @@ from env_server.providers.gateway.client import (
     load_client,
 )
 from env_server.providers.gateway.https_client import HttpsSandboxClient, _retry_after_s
-from env_server.settings import SettingsError, environment_for_programs
+from env_server.providers.kinds import environment_for_programs
+from env_server.settings import SettingsError
 from osworld_pipeline.errors import DependencyError
 
 SANDBOX = Sandbox(sandbox_id="a/b", session_id="s1")

@@ -11,7 +11,7 @@ from raw_http import answer_to, get
 
 from env_server.gateway_server import main as gateway_main
 from env_server.main import bind
-from env_server.settings import Settings
+from env_server.server_settings import ServerSettings
 
 HEAD_S = 0.5
 
@@ -20,7 +20,7 @@ HEAD_S = 0.5
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     monkeypatch.setattr(gateway_main, "make_provider", lambda settings: FakeProvider())
     arguments = gateway_main.make_parser().parse_args([])
-    settings = Settings.from_environment({}, port=0, slow_client_s=HEAD_S, max_connections=4)
+    settings = ServerSettings.from_environment({}, port=0, slow_client_s=HEAD_S, max_connections=4)
     with bind(settings) as listener:
         serving = asyncio.create_task(gateway_main.serve_gateway(settings, arguments, listener))
         number = listener.getsockname()[1]

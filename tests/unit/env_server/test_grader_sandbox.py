@@ -21,12 +21,12 @@ import httpx
 import pytest
 from desktop_env_doubles import FAKE, fake_install, task_of
 
-from env_server.episodes.download import Downloader
-from env_server.evaluators import grader_sandbox
+from env_server.driving.download import Downloader
 from env_server.evaluators.episode_cache import EpisodeCache
-from env_server.evaluators.grader_sandbox import DOORS, GraderLimits, GraderSandbox
-from env_server.evaluators.osworld import OSWorldGraders
 from env_server.guest_client import GuestClient
+from env_server.providers.desktop_env import grader_sandbox
+from env_server.providers.desktop_env.grader_sandbox import DOORS, GraderLimits, GraderSandbox
+from env_server.providers.desktop_env.graders import OSWorldGraders
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.worker.processes import below
 from env_server.settings import TaskLimits
@@ -35,7 +35,7 @@ from osworld_pipeline.errors import DependencyError, EvaluatorError, TaskError
 
 INSTALL = fake_install()
 LIMITS = GraderLimits(memory_bytes=256 << 20, cpu_s=1, num_processes=32, disk_bytes=64 << 20)
-WORKERS = Path(grader_sandbox.__file__).parents[1] / "providers/desktop_env/worker"
+WORKERS = Path(grader_sandbox.__file__).parent / "worker"
 ALLOWED, REFUSED = "http://allowed.example/gold.txt", "http://refused.example/gold.txt"
 
 
@@ -253,7 +253,7 @@ def test_a_killed_server_leaves_no_grader(tmp_path: Path) -> None:
         import asyncio, os, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from desktop_env_doubles import fake_install
-        from env_server.evaluators.grader_sandbox import GraderSandbox
+        from env_server.providers.desktop_env.grader_sandbox import GraderSandbox
         from env_server.providers.desktop_env.worker.processes import below
         async def main():
             sandbox = GraderSandbox(fake_install())

@@ -14,7 +14,7 @@ from PIL import Image
 
 from env_server.api import live
 from env_server.api.live import LiveScreens
-from env_server.episodes.pyautogui_calls import action_points
+from env_server.driving.pyautogui_calls import action_points
 from env_server.guest import frames
 from env_server.guest.frames import Frames
 from env_server.guest_client import MAX_FRAME_BYTES, GuestClient, NoFramesError

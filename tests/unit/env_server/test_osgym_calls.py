@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from env_server.api.osgym.calls import CALL_NAMES, OsgymAction, read_osgym_action
-from env_server.episodes.pyautogui_calls import read_calls
+from env_server.driving.pyautogui_calls import read_calls
 from osworld_pipeline.errors import ActionParseError
 
 

@@ -10,7 +10,8 @@ import pytest
 from fake_desktops import PNG, until
 from surface_server import CRASHING, INFEASIBLE, TASK, surfaces, write_yes
 
-from env_server.settings import Settings, SettingsError
+from env_server.server_settings import ServerSettings
+from env_server.settings import SettingsError
 from osworld_pipeline.errors import NoCapacityError
 
 CLICK = "click(100,100)"
@@ -124,7 +125,7 @@ async def test_slow_vm_does_not_hold_up_the_others_of_its_port() -> None:
 
 
 async def test_client_of_another_address_is_refused_with_a_sentence() -> None:
-    allowed = Settings.from_environment({"OSGYM_ALLOWED_IPS": "127.0.0.1, 10.1.0.0/16"}).osgym_allowed_ips
+    allowed = ServerSettings.from_environment({"OSGYM_ALLOWED_IPS": "127.0.0.1, 10.1.0.0/16"}).osgym_allowed_ips
     async with surfaces() as served:
         app = served.osgym(allowed=allowed)
         headers = {"X-Forwarded-For": "127.0.0.1"}
@@ -144,10 +145,12 @@ async def test_client_of_another_address_is_refused_with_a_sentence() -> None:
 
 def test_ports_without_a_list_of_addresses_are_not_served() -> None:
     with pytest.raises(SettingsError, match="set OSGYM_ALLOWED_IPS"):
-        Settings.from_environment({}, osgym={"ports": [20000]})
+        ServerSettings.from_environment({}, osgym={"ports": [20000]})
     with pytest.raises(SettingsError, match=r"OSGYM_ALLOWED_IPS: 'here'"):
-        Settings.from_environment({"OSGYM_ALLOWED_IPS": "127.0.0.1,here"})
-    told = Settings.from_environment({}, osgym={"ports": [20000]}, osgym_allowed_ips=["10.0.0.1"]).osgym_allowed_ips
+        ServerSettings.from_environment({"OSGYM_ALLOWED_IPS": "127.0.0.1,here"})
+    told = ServerSettings.from_environment(
+        {}, osgym={"ports": [20000]}, osgym_allowed_ips=["10.0.0.1"]
+    ).osgym_allowed_ips
     assert list(map(str, told)) == ["10.0.0.1/32"]
 
 

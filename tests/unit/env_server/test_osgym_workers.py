@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from env_server.api.osgym import workers as osgym_workers
-from env_server.api.osgym.workers import NOT_RUNNING, STATE_FILE, WorkersState, host_for, read_ports, read_state
+from env_server import osgym_workers
 from env_server.main import main
+from env_server.osgym_workers import NOT_RUNNING, STATE_FILE, WorkersState, host_for, read_ports, read_state
 from env_server.settings import SettingsError
 
 NAME = "env_server.main --osgym-ports 20000"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from env_server.episodes.pyautogui_calls import read_calls
+from env_server.driving.pyautogui_calls import read_calls
 from env_server.guest import calls as guest_calls
 from osworld_pipeline.domain.pyautogui import CALL_NAMES, Call, parse_pyautogui
 from osworld_pipeline.errors import ActionParseError

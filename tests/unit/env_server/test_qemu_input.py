@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from env_server.episodes.foreign_input import pyautogui_program
+from env_server.foreign_input import pyautogui_program
 from env_server.guest.keys import key_names
 from env_server.guest_client import GuestCall, GuestClient
 from env_server.providers.qemu.qmp_input import plan_input, qcodes_of

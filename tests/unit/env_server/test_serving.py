@@ -15,11 +15,11 @@ from listening_server import Listening, listening
 from starlette.responses import PlainTextResponse
 from surface_server import TASK
 
-from env_server.episodes.driver import EpisodeDriver, Plan, View
+from env_server.driving.driver import EpisodeDriver, Plan, View
 from env_server.main import make_drivers
-from env_server.providers.base import ProvidedDesktop
+from env_server.protocols import ProvidedDesktop
+from env_server.server_settings import ServerSettings
 from env_server.serving import ExtraListener, bind, serve
-from env_server.settings import Settings
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.task import Task
 
@@ -164,7 +164,9 @@ async def test_term_waits_for_episodes_only_so_long_and_a_second_term_no_longer(
 
 
 async def test_further_port_serves_the_same_episodes_with_an_application_of_its_own(tmp_path: Path) -> None:
-    settings = Settings.from_environment({}, port=0, num_replicas=1, ready_file=tmp_path / "ready", drain_timeout_s=0)
+    settings = ServerSettings.from_environment(
+        {}, port=0, num_replicas=1, ready_file=tmp_path / "ready", drain_timeout_s=0
+    )
     tables: list[Any] = []
 
     def make_app(episodes: Any) -> Any:

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from fake_desktops import FakeDesktop
 
-from env_server.episodes.download import Downloader
-from env_server.episodes.setup import run_verbs, setup_context
+from env_server.driving.download import Downloader
+from env_server.driving.setup import run_verbs, setup_context
 from env_server.evaluators.episode_cache import EpisodeCache
 from env_server.settings import TaskLimits
 from osworld_pipeline.errors import ReplicaError, SetupError, TaskError

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from env_server.episodes.settle import settle_by_looks
+from env_server.driving.settle import settle_by_looks
 from env_server.guest.processes import descendants, is_at_work
 from env_server.guest.settling import read_limit_s, wait_until_still
 from env_server.guest.stillness import Stillness, num_changed_cells

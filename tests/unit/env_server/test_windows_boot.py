@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
-from env_server.episodes.foreign_input import Call
+from env_server.foreign_input import Call
 from env_server.guest_client import FileTooLargeError, GuestCall
 from env_server.providers.qemu.bring_up import (
     BringUp,

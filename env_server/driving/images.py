@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from PIL import Image
 
-from env_server.episodes.driver import View
+from env_server.driving.driver import View
 from osworld_pipeline.domain.observation import Observation
 from osworld_pipeline.domain.pictures import NO_PICTURE, open_picture
 from osworld_pipeline.errors import ReplicaError

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from env_server.episodes import browser
-from env_server.episodes.download import Downloader
+from env_server.driving import browser
+from env_server.driving.download import Downloader
 from env_server.evaluators.episode_cache import EpisodeCache
 from env_server.guest_client import GuestClient
 from env_server.settings import TaskLimits

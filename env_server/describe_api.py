@@ -1,5 +1,5 @@
-"""docs/env-server-api.md: the text of docs_page/head.md, and the OpenAPI document of the application that is served.
-Written by `python -m env_server.api.describe > docs/env-server-api.md`."""
+"""docs/env-server-api.md: api/docs_page/head.md, then the OpenAPI document of the application that is served.
+Written by `python -m env_server.describe_api > docs/env-server-api.md`."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,11 @@ from env_server.api.osgym.routes import osgym_app
 from env_server.app import create_app
 from env_server.main import make_drivers, make_provider
 from env_server.replicas.pool import Pool
-from env_server.settings import Settings
+from env_server.server_settings import ServerSettings
 
 Schema = Mapping[str, Any]
 
-HEAD = Path(__file__).with_name("docs_page") / "head.md"
+HEAD = Path(__file__).parent / "api/docs_page/head.md"
 SURFACES = {
     "/v1": ("Our own API", "Episodes with numbered steps, replicas, and information about the server."),
     "/envs": ("AReaL's bridge", "For its remote environment, unchanged."),
@@ -29,7 +29,7 @@ SURFACES = {
 
 def describe() -> str:
     """The whole page, in Markdown."""
-    settings = Settings()
+    settings = ServerSettings()
     pool = Pool(make_provider(settings), num_replicas=1, queue_timeout_s=1.0)
     app = create_app(pool, settings, make_drivers(settings))
     osgym = osgym_app(app.state.episodes, settings)

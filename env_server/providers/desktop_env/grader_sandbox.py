@@ -32,7 +32,7 @@ serves."""
 END_LIMIT_S = 10.0
 TRIAL_LIMIT_S = 30.0
 MAX_ANSWER_BYTES = 1 << 20
-_HERE = Path(__file__).resolve().parents[1]
+_HERE = Path(__file__).resolve().parents[2]
 _OWN_FOLDERS = (_HERE / "providers/desktop_env/worker", _HERE / "guest")
 _IMPORT = (
     f"import sys; sys.path += [{str(_OWN_FOLDERS[0].parent)!r}, {str(_OWN_FOLDERS[1])!r}]; from worker import sandboxed"

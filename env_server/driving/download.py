@@ -10,7 +10,7 @@ from urllib.parse import urljoin, urlsplit
 
 import httpx
 
-from env_server.episodes.download_cache import DEFAULT_MAX_BYTES, DownloadCache
+from env_server.driving.download_cache import DEFAULT_MAX_BYTES, DownloadCache
 from env_server.settings import TaskLimits
 from osworld_pipeline.errors import SetupError
 

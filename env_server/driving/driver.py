@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from env_server.providers.base import ProvidedDesktop
+from env_server.protocols import ProvidedDesktop
 from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import TaskError

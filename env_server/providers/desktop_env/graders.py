@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from env_server.episodes.download import Downloader
-from env_server.episodes.guest_driver import TaskGrader
-from env_server.evaluators.cloud_files import check_cloud_files, fetch_cloud_files
+from env_server.driving.download import Downloader
+from env_server.driving.guest_driver import TaskGrader
 from env_server.evaluators.episode_cache import EpisodeCache
-from env_server.evaluators.grader_sandbox import ExcessError, GraderLimits, GraderSandbox
 from env_server.guest_client import GuestClient
+from env_server.providers.desktop_env.cloud_files import check_cloud_files, fetch_cloud_files
 from env_server.providers.desktop_env.driver import reward_of
+from env_server.providers.desktop_env.grader_sandbox import ExcessError, GraderLimits, GraderSandbox
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.tasks import check_evaluator
 from env_server.providers.desktop_env.workers import Launcher, WorkerSilentError

@@ -5,18 +5,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from env_server.api.images import in_size
-from env_server.episodes.download import Downloader
-from env_server.episodes.driver import EpisodeDriver, Plan, View
-from env_server.episodes.pyautogui_calls import MAX_ACTION_S, read_calls
-from env_server.episodes.settle import screen_digest, settle_by_looks, wait_until_calm
-from env_server.episodes.setup import run_verbs, setup_context
+from env_server.driving.download import Downloader
+from env_server.driving.driver import EpisodeDriver, Plan, View
+from env_server.driving.images import in_size
+from env_server.driving.pyautogui_calls import MAX_ACTION_S, read_calls
+from env_server.driving.settle import screen_digest, settle_by_looks, wait_until_calm
+from env_server.driving.setup import run_verbs, setup_context
 from env_server.evaluators.episode_cache import EpisodeCache, LargeChecks
 from env_server.evaluators.grading import RunMetric, grade
 from env_server.evaluators.metric_processes import MetricProcesses
 from env_server.evaluators.version import GRADER_VERSION
 from env_server.guest_client import GuestClient
-from env_server.providers.base import ProvidedDesktop
+from env_server.protocols import ProvidedDesktop
 from env_server.settings import TaskLimits
 from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.pyautogui import SPECIAL_ACTIONS

@@ -4,7 +4,7 @@ checks: OSWorld's getter then finds them in its folder, and has no network."""
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from env_server.episodes.download import Downloader, check_address
+from env_server.driving.download import Downloader, check_address
 from env_server.evaluators.episode_cache import EpisodeCache
 from env_server.settings import TaskLimits
 from osworld_pipeline.domain.task import Task
