@@ -20,8 +20,9 @@ from env_server.providers.base_image import image_digest
 from env_server.providers.bounds import Bounds, DesktopLimits
 from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.kind import DesktopEnvSettings
-from env_server.providers.gateway.client import ClientOptions, load_client
-from env_server.providers.gateway.kind import TOKEN_VARIABLE, GatewaySettings, gateway_token
+from env_server.providers.gateway.client import ClientOptions
+from env_server.providers.gateway.clients import load_client
+from env_server.providers.gateway.settings import TOKEN_VARIABLE, GatewaySettings, gateway_token
 from env_server.providers.gateway.trial import try_gateway
 from env_server.providers.local.provider import LocalProvider
 from env_server.providers.qemu.accelerator import boot_kernel, kvm_refusal

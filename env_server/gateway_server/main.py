@@ -18,7 +18,7 @@ from env_server.gateway_server.app import create_gateway
 from env_server.gateway_server.faults import Faults, FaultShares
 from env_server.gateway_server.sandboxes import SandboxTable
 from env_server.main import bind, make_provider, prepare_process
-from env_server.providers.gateway.kind import TOKEN_VARIABLE, gateway_token
+from env_server.providers.gateway.settings import TOKEN_VARIABLE, gateway_token
 from env_server.serving import connection_limits
 from env_server.settings import Settings, SettingsError
 from osworld_pipeline.domain.version import version_line

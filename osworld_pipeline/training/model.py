@@ -12,9 +12,8 @@ from transformers import Qwen3VLForConditionalGeneration
 from osworld_pipeline.agent.adapters import find_adapter
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes.schema import LoraSection, PretrainedModelSection, TinyModelSection
+from osworld_pipeline.training.dtypes import DTYPES
 from osworld_pipeline.training.weights import lora
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class MatmulPatchEmbed(nn.Module):

@@ -16,11 +16,11 @@ from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.errors import RecipeError, StoreError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import GspoPhaseSection
-from osworld_pipeline.training.distributed.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
 from osworld_pipeline.training.distributed.sharded_loading import empty_model, load_shards
 from osworld_pipeline.training.distributed.sharding import shard_model
 from osworld_pipeline.training.distributed.shared_trajectories import ReadImage
+from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.memory.estimate import Stage
 from osworld_pipeline.training.memory.fit import check_memory
 from osworld_pipeline.training.model import dtype_of, load_policy

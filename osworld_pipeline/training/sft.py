@@ -11,8 +11,8 @@ from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import SftSection, TrainerSection
-from osworld_pipeline.training.distributed.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
+from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.objective.loss import sft_loss
 from osworld_pipeline.training.objective.score import score_responses
 from osworld_pipeline.training.optimizer import MasterAdamW

@@ -17,8 +17,8 @@ from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import GspoSharedSection, TrainerSection
 from osworld_pipeline.recipes.training_sections import TurnWeight
 from osworld_pipeline.training.batch import Batch
-from osworld_pipeline.training.distributed.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
+from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.objective.loss import PolicyLoss, policy_loss
 from osworld_pipeline.training.objective.score import banned_ids_of, score_responses
 from osworld_pipeline.training.objective.scored import ScoredBatch, ScoredTrajectory, score_batch

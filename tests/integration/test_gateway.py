@@ -23,9 +23,9 @@ from env_server.driving.download import Downloader
 from env_server.driving.guest_driver import GuestDrivers
 from env_server.providers.desktop_env.graders import OSWorldGraders
 from env_server.providers.gateway.client import SandboxBusyError
-from env_server.providers.gateway.kind import GatewaySettings
 from env_server.providers.gateway.port_tunnel import forwarded_ports
 from env_server.providers.gateway.provider import GatewayProvider
+from env_server.providers.gateway.settings import GatewaySettings
 from env_server.settings import TaskLimits
 from osworld_pipeline.agent.processor import load_processor
 from osworld_pipeline.agent.renderer import Renderer

@@ -1,17 +1,12 @@
 """The interface between this provider and a vendor's gateway: five calls, which the reference client makes over plain
-HTTPS. Clients are found by entry point; they neither wait nor retry themselves."""
+HTTPS. Clients neither wait nor retry themselves."""
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
-from osworld_pipeline.errors import DependencyError, PipelineError, ReplicaError
-
-ENTRY_POINTS = "osworld_pipeline.sandbox_clients"
-"""The group in which a distribution registers its clients: callables with one argument, ClientOptions."""
+from osworld_pipeline.errors import DependencyError, ReplicaError
 
 
 class SandboxBusyError(ReplicaError):
@@ -116,39 +111,3 @@ class ClientOptions:
     """Certificates to trust instead of the system's."""
     extra: Mapping[str, str] = field(default_factory=dict)
     """A vendor's own options, from the configuration's [gateway.options]; no secrets."""
-
-
-MakeClient = Callable[[ClientOptions], SandboxClient]
-
-
-def load_client(name: str, options: ClientOptions) -> SandboxClient:
-    """`name` is that of an entry point, or module:attribute.
-
-    Raises:
-        DependencyError: there is no such client, or it cannot be created; lists the known clients.
-        ValueError: the client rejects these options.
-    """
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    try:
-        if name == "https":  # also if this checkout is not installed
-            from env_server.providers.gateway.https_client import HttpsSandboxClient
-
-            make: MakeClient = HttpsSandboxClient
-        elif name in found:
-            make = found[name].load()
-        elif ":" in name:
-            module, _, attribute = name.partition(":")
-            make = getattr(importlib.import_module(module), attribute)
-        else:
-            known = ", ".join(sorted({"https", *found}))
-            raise DependencyError(
-                f"no sandbox client is named {name!r}; known: {known}. Install the distribution that has it (an "
-                f"entry point of the group {ENTRY_POINTS}), or give module:attribute"
-            )
-        return make(options)
-    except PipelineError:
-        raise
-    except (ImportError, AttributeError, TypeError) as error:
-        raise DependencyError(
-            f"the sandbox client {name!r} cannot be created ({error}); check --gateway-client"
-        ) from error

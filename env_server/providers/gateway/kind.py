@@ -1,39 +1,13 @@
-"""The settings of the provider `gateway`."""
+"""The provider `gateway`: remote sandboxes."""
 
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pydantic import Field, SecretStr
-
+from env_server.providers.gateway.settings import TOKEN_VARIABLE, GatewaySettings
 from env_server.providers.kinds import ProviderKind
-from env_server.table import Option, Table
 
 if TYPE_CHECKING:
     from env_server.protocols import Provider
     from env_server.settings import Settings
-
-TOKEN_VARIABLE = "OSWORLD_SANDBOX_TOKEN"  # noqa: S105 - the variable's name, not a token
-
-
-class GatewaySettings(Table):
-    """Remote sandboxes; the token comes from OSWORLD_SANDBOX_TOKEN."""
-
-    url: Annotated[str | None, Option("--gateway-url"), Field(examples=["https://sandboxes.example.org"])] = None
-    """The gateway's address: https://HOST[:PORT][/PATH]."""
-    client: Annotated[str, Option("--gateway-client")] = "https"
-    """The reference client; or a vendor's, by the name of its entry point or module:attribute."""
-    quota_wait_s: Annotated[float, Option("--gateway-quota-wait-s"), Field(ge=0, le=3600)] = 300.0
-    """How long one replica waits for quota before its start counts as failed."""
-    start_timeout_s: Annotated[float, Field(gt=0, le=540)] = 180.0
-    """Of one start at the gateway, and then of its guest until it shows a screen."""
-    ca_file: Annotated[Path | None, Option("--gateway-ca-file"), Field(examples=["ca.pem"])] = None
-    """Certificates (PEM) to trust instead of the system's."""
-    options: dict[str, str] = Field(default_factory=dict)
-    """Options of a vendor's client; no secrets."""
-    token: SecretStr | None = None
-    """The token for the gateway; only from the environment."""
 
 
 def make(settings: "Settings") -> "Provider":
@@ -42,12 +16,6 @@ def make(settings: "Settings") -> "Provider":
     own = settings.of(GatewaySettings)
     token = own.token.get_secret_value() if own.token else ""
     return GatewayProvider(own, token=token, screen_size=settings.screen)
-
-
-def gateway_token(environment: Mapping[str, str] | None = None) -> SecretStr | None:
-    """The token that a gateway's clients send and the reference gateway requires; None if none is set."""
-    token = (os.environ if environment is None else environment).get(TOKEN_VARIABLE, "").strip()
-    return SecretStr(token) if token else None
 
 
 KIND = ProviderKind(

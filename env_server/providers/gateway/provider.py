@@ -22,11 +22,11 @@ from env_server.providers.gateway.client import (
     SandboxFailedError,
     SandboxGoneError,
     SandboxRefusedError,
-    load_client,
 )
+from env_server.providers.gateway.clients import load_client
 from env_server.providers.gateway.guest_proxy import GuestProxy
-from env_server.providers.gateway.kind import GatewaySettings
 from env_server.providers.gateway.retry_policy import QuotaGate, RetryPolicy
+from env_server.providers.gateway.settings import GatewaySettings
 from env_server.providers.gateway.transport import SandboxTransport
 from osworld_pipeline.errors import DependencyError, ReplicaError
 

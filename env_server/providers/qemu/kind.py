@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, SecretStr
 
 from env_server.providers.kinds import ProviderKind
+from env_server.providers.qemu import PASSWORD_VARIABLE
 from env_server.table import Option, Table
 
 if TYPE_CHECKING:
     from env_server.protocols import Provider
     from env_server.settings import Settings
-
-PASSWORD_VARIABLE = "WINDOWS_ADMIN_PASSWORD"  # noqa: S105 - the variable's name, not a password
 
 
 class QemuSettings(Table):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from env_server.foreign_input import Call
 from env_server.guest_client import GuestCall
+from env_server.providers.qemu import PASSWORD_VARIABLE
 from env_server.providers.qemu.bring_up import (
     BringUp,
     Sign,
@@ -22,7 +23,6 @@ from env_server.providers.qemu.display import Display
 from env_server.providers.qemu.file_channel import CHANNEL_PORT, FileChannel
 from env_server.providers.qemu.guest import MachineGuest
 from env_server.providers.qemu.images import ForeignImage, Wanted
-from env_server.providers.qemu.kind import PASSWORD_VARIABLE
 from env_server.providers.qemu.machine import Machine
 from env_server.providers.qemu.qmp_input import QmpInput, qcodes_of
 from env_server.providers.qemu.screen_view import Mark

@@ -8,7 +8,7 @@ from typing import Any
 from osworld_pipeline.datasets.lines import Block, lines_of, too_long
 from osworld_pipeline.datasets.records import read_object, task_id_of
 from osworld_pipeline.datasets.rejects import BadRecord
-from osworld_pipeline.datasets.union.forms import Candidate, Examined, Origin, Setup, make_form
+from osworld_pipeline.datasets.union.forms import ArtefactForm, Candidate, Examined, Form, Origin, Setup
 from osworld_pipeline.domain.replay import base_task_id
 
 Fault = tuple[int, str, str, str]
@@ -37,7 +37,7 @@ class BlockReader:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._form = make_form(setup)
+        self._form = _make_form(setup)
         self._candidates: list[Candidate] = []
         self._origin: Origin | None = None
 
@@ -93,3 +93,11 @@ class BlockReader:
             return self._form.examine(record, line, task_id, origin)
         except RecursionError:
             raise BadRecord("it is nested too deeply") from None
+
+
+def _make_form(setup: Setup) -> Form:
+    if setup.form == "artefact":
+        return ArtefactForm(setup)
+    from osworld_pipeline.datasets.union.rows import TableForm  # loads Arrow, which the artefact does not need
+
+    return TableForm(setup)

@@ -108,14 +108,6 @@ def row_id_of(digest: bytes) -> str:
     return digest.hex()[:ROW_ID_LENGTH]
 
 
-def make_form(setup: Setup) -> Form:
-    if setup.form == "artefact":
-        return ArtefactForm(setup)
-    from osworld_pipeline.datasets.union.rows import TableForm
-
-    return TableForm(setup)
-
-
 class ArtefactForm:
     """Slime-OSWorld's replay line: messages and images verbatim, with our system turn."""
 

@@ -299,7 +299,7 @@ def kv_bytes(shape: ModelShape, *, num_tokens: int, num_bytes: int) -> int:
 
 def _checkpoint_item(sizes: _Sizes) -> Item:
     """A save copies each rank's masters and moments, and on rank 0 the full weights, to host memory, and writes the
-    copies while training continues (training/distributed/distributed_trainer.py). Loading needs less: a single rank
+    copies while training continues (training/distributed_trainer.py). Loading needs less: a single rank
     reads the whole model, and each of several ranks its own weights one at a time (sharded_loading.py)."""
     trained = sizes.trained_parameters
     has_masters = sizes.num_bytes != FLOAT and sizes.recipe.trainer.lora is None

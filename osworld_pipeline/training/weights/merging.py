@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from osworld_pipeline.agent.adapters import WHOLE_WEIGHTS, AdapterCheckpoint, find_adapter
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.training.model import DTYPES
+from osworld_pipeline.training.dtypes import DTYPES
 from osworld_pipeline.training.weights.lora import verified_base
 
 INDEX_FILE = "model.safetensors.index.json"

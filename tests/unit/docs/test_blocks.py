@@ -16,7 +16,7 @@ from command_lines import commands_of
 from episode_samples import make_episode
 
 from env_server.config import make_settings
-from env_server.providers.gateway.client import ENTRY_POINTS as SANDBOX_CLIENTS
+from env_server.providers.gateway.clients import ENTRY_POINTS as SANDBOX_CLIENTS
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import EpisodePurpose
 from osworld_pipeline.domain.state import StateDir

@@ -17,9 +17,9 @@ from env_server.gateway_server.faults import Faults, FaultShares
 from env_server.gateway_server.sandboxes import SandboxTable
 from env_server.providers.gateway.client import ClientOptions, Sandbox, SandboxAnswer, SandboxRequest
 from env_server.providers.gateway.https_client import HttpsSandboxClient
-from env_server.providers.gateway.kind import GatewaySettings
 from env_server.providers.gateway.provider import GatewayProvider
 from env_server.providers.gateway.retry_policy import RetryPolicy
+from env_server.providers.gateway.settings import GatewaySettings
 
 SCREEN = (64, 48)
 TOKEN = "a-secret-token"

@@ -11,7 +11,7 @@ import env_server
 from env_server.config import make_settings
 from env_server.describe import describe
 from env_server.options import add_server_options, settings_of
-from env_server.providers.gateway.kind import GatewaySettings
+from env_server.providers.gateway.settings import GatewaySettings
 from env_server.providers.kinds import provider_kinds
 from env_server.providers.qemu.kind import QemuSettings
 from env_server.server_settings import ServerSettings

@@ -10,7 +10,7 @@ from gateway_doubles import ScriptedClient
 
 from env_server import doctor
 from env_server.providers.gateway.client import ClientOptions, SandboxBusyError, SandboxFailedError, SandboxRefusedError
-from env_server.providers.gateway.kind import GatewaySettings
+from env_server.providers.gateway.settings import GatewaySettings
 from osworld_pipeline.domain.finding import Finding, Status
 from osworld_pipeline.errors import DependencyError, ReplicaError
 

@@ -20,8 +20,8 @@ from env_server.providers.gateway.client import (
     SandboxGoneError,
     SandboxRefusedError,
     SandboxRequest,
-    load_client,
 )
+from env_server.providers.gateway.clients import load_client
 from env_server.providers.gateway.https_client import HttpsSandboxClient, _retry_after_s
 from env_server.providers.kinds import environment_for_programs
 from env_server.settings import SettingsError

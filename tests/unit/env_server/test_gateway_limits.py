@@ -3,8 +3,8 @@
 from gateway_doubles import SCREEN, URL, ScriptedClient, hurried
 
 from env_server.guest_client import GuestCall
-from env_server.providers.gateway.kind import GatewaySettings
 from env_server.providers.gateway.provider import GatewayProvider
+from env_server.providers.gateway.settings import GatewaySettings
 
 BYTES = bytes(range(256)) * 3
 

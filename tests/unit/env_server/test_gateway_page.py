@@ -10,7 +10,7 @@ from env_server.config import make_settings, read_config
 from env_server.gateway_server.faults import FaultShares
 from env_server.gateway_server.main import make_parser
 from env_server.options import add_server_options
-from env_server.providers.gateway.kind import GatewaySettings
+from env_server.providers.gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/gateway.md").read_text()

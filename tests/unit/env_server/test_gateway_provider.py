@@ -20,8 +20,8 @@ from env_server.providers.gateway.client import (
     SandboxGoneError,
     SandboxRefusedError,
 )
-from env_server.providers.gateway.kind import GatewaySettings
 from env_server.providers.gateway.provider import GatewayProvider
+from env_server.providers.gateway.settings import GatewaySettings
 from env_server.providers.gateway.transport import is_repeatable
 from env_server.replicas.pool import Pool
 from osworld_pipeline.errors import DependencyError, NoCapacityError, ReplicaError

@@ -15,8 +15,8 @@ from osworld_pipeline.protocols import GenerateRequest
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.recipes.schema import PretrainedModelSection
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
-from osworld_pipeline.training.distributed.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
+from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
 from osworld_pipeline.training.update import GspoTrainer
 from osworld_pipeline.training.weights.checkpoint import latest_complete

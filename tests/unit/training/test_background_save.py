@@ -20,8 +20,8 @@ from training_samples import conversation
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.training import distributed_trainer
 from osworld_pipeline.training.background import Background
-from osworld_pipeline.training.distributed import distributed_trainer
 from osworld_pipeline.training.sft import SftTrainer
 from osworld_pipeline.training.weights import manifest
 from osworld_pipeline.training.weights.checkpoint import (
@@ -146,7 +146,7 @@ def test_a_trainer_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path:
     program = (
         "import sys, threading, time; from pathlib import Path\n"
         "from test_checkpoint import StateDir, make_trainer, save, save_partial, trainer_state\n"
-        "from osworld_pipeline.training.distributed import distributed_trainer\n"
+        "from osworld_pipeline.training import distributed_trainer\n"
         "trainer, state = make_trainer(Path(sys.argv[1])), StateDir(Path(sys.argv[2]))\n"
         "save(state, trainer, 1)\n"
         "distributed_trainer.write_documents = lambda *_: (print('writing', flush=True), time.sleep(60))\n"

@@ -15,8 +15,8 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.recipes import Recipe
-from osworld_pipeline.training.distributed.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
+from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer, open_sft_trainer
 from osworld_pipeline.training.weights.checkpoint import TrainerState, partials_dir, save_partial

@@ -12,8 +12,8 @@ from typing import Any
 
 import desktop_env.desktop_env as osworld
 
+from .fault import Fault
 from .guest import GuestWatch
-from .serving import Fault
 
 _ANY_STARTED_CLEAN = "docker"
 """The provider name for plug-ins: DesktopEnv accepts a closed list of names, and uses this one for nothing else."""

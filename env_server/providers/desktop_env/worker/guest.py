@@ -10,7 +10,7 @@ from typing import Any
 
 import requests
 
-from .serving import Fault
+from .fault import Fault
 
 PROBE_LIMIT_S = 10.0
 

@@ -11,19 +11,12 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from .fault import Fault
 from .frames import pack, receive
 from .processes import kill_below
 
 CLOSE_LIMIT_S = 20.0
 """How long releasing a VM may take before the worker exits anyway."""
-
-
-class Fault(Exception):
-    """The error answer: its kind (`setup`, `replica`, `evaluator`), and a message."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 def serve(connection: socket.socket) -> None:
