@@ -36,7 +36,7 @@ update_lists() {
   done
 }
 
-command_for() { printf 'apt-get install -y --no-install-recommends %s\n' "$*"; }
+command_for() { printf 'apt-get update && apt-get install -y --no-install-recommends %s\n' "$*"; }
 
 install_packages() { # install_packages PACKAGE...
   say "Debian packages to install: $*"

@@ -48,12 +48,16 @@ def test_packages_are_named_first_and_an_administrator_gets_the_command(lacking:
     assert done.returncode == 1
     named, refused = done.stderr.splitlines()
     assert named.endswith("Debian packages to install: wine wine64 chromium ffmpeg")
-    assert refused.endswith("as root, run: apt-get install -y --no-install-recommends wine wine64 chromium ffmpeg")
+    _, _, command = refused.partition("as root, run: ")
+    assert command == "apt-get update && apt-get install -y --no-install-recommends wine wine64 chromium ffmpeg"
 
 
 def test_a_dry_run_prints_the_command_alone(lacking: dict[str, str]) -> None:
     done = run("--dry-run", "wine", environment=lacking)
-    assert (done.returncode, done.stdout) == (0, "apt-get install -y --no-install-recommends wine wine64\n")
+    assert (done.returncode, done.stdout) == (
+        0,
+        "apt-get update && apt-get install -y --no-install-recommends wine wine64\n",
+    )
 
 
 def test_an_unknown_part_is_refused(lacking: dict[str, str]) -> None:
