@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,12 +50,12 @@ def how_to_set_up(part: str, *words: object) -> str:
         return shell_line(PIPELINE, "init", *words)
     root = checkout()
     if part == "uv":
-        return shlex.join([sys.executable, "-m", "pip", "install", "uv"])
+        return _install("uv")
     if part == "python":
         return f"install python3.11, then {_new_environment(root)}"
     if root is not None and part in IN_CHECKOUT:
         return shlex.join([str(root / "scripts" / "setup"), "python"])
-    return shlex.join([*_installer(), *([f"--editable={root}[{part}]"] if root else [f"{DISTRIBUTION}[{part}]"])])
+    return _install(f"--editable={root}[{part}]" if root else f"{DISTRIBUTION}[{part}]")
 
 
 def _new_environment(root: Path | None) -> str:
@@ -63,11 +64,14 @@ def _new_environment(root: Path | None) -> str:
     return f"make a virtual environment with it and install {DISTRIBUTION} there"
 
 
-def _installer() -> list[str]:
-    """A virtual environment made by uv has no pip."""
+def _install(wanted: str) -> str:
+    """Into this environment. One made by uv has no pip, and it may be used where uv is not on the PATH."""
+    by_pip = shlex.join([sys.executable, "-m", "pip", "install", wanted])
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", "install"]
-    return ["uv", "pip", "install", "--python", sys.executable]
+        return by_pip
+    if shutil.which("uv") is not None:
+        return shlex.join(["uv", "pip", "install", "--python", sys.executable, wanted])
+    return f"{shlex.join([sys.executable, '-m', 'ensurepip'])} && {by_pip}"
 
 
 def missing_package(module: str) -> DependencyError | None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import venv
 from importlib import resources
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from osworld_pipeline.cli import app
 from osworld_pipeline.domain.remedies import DEBIAN_PARTS, ENVIRONMENTS, missing_package
+from osworld_pipeline.domain.top_level_names import ROOT
 from osworld_pipeline.errors import DependencyError
 from osworld_pipeline.installing.environments import DESKTOP_ENV, KINDS, SGLANG, make_environment
 
@@ -58,6 +60,16 @@ def test_a_dry_run_prints_the_command_alone(lacking: dict[str, str]) -> None:
         0,
         "apt-get update && apt-get install -y --no-install-recommends wine wine64\n",
     )
+
+
+def test_without_pip_the_command_for_uv_installs_pip_first(tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv/bin/python"
+    # Our modules alone, without what is installed next to them.
+    code = "from osworld_pipeline.domain.remedies import how_to_set_up; print(how_to_set_up('uv'))"
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/nowhere"}
+    said = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout == f"{python} -m ensurepip && {python} -m pip install uv\n"
 
 
 def test_an_unknown_part_is_refused(lacking: dict[str, str]) -> None:
