@@ -3,7 +3,6 @@ and removes what it created."""
 
 import argparse
 import asyncio
-import json
 import os
 import shutil
 import subprocess
@@ -35,6 +34,8 @@ from osworld_pipeline.domain.finding import Finding, Status
 from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 from osworld_pipeline.errors import DependencyError, PipelineError
+from osworld_pipeline.programs.answers import print_json
+from osworld_pipeline.programs.arguments import ArgumentParser, add_json
 
 DESKTOP_LIMIT_S = 20.0
 BOOT_LIMIT_S = 6.0
@@ -50,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if no check found something missing."""
     defaults = ServerSettings()
     python = defaults.of(DesktopEnvSettings).python
-    parser = argparse.ArgumentParser(prog="env-server doctor", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line, as each check ends")
+    parser = ArgumentParser(prog="env-server doctor", description=__doc__)
+    add_json(parser, "print one JSON object per line, as each check ends")
     parser.add_argument("--state-dir", type=Path, default=defaults.state_dir, help="images (default var/desktops)")
     parser.add_argument("--desktop-env-python", type=Path, default=python, metavar="PYTHON")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the server's file, for its [gateway] table")
@@ -73,7 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     is_fine = True
     for finding in find_all({name: checks[name] for name in wanted}):
         is_fine &= finding.status in (Status.OK, Status.WARN)
-        print(json.dumps(finding.as_json()) if arguments.json else _line(finding), flush=True)
+        if arguments.as_json:
+            print_json(finding.as_json(), on_one_line=True)
+        else:
+            print(_line(finding), flush=True)
     return 0 if is_fine else 1
 
 

@@ -21,8 +21,10 @@ from env_server.providers.kinds import provider_kinds
 from env_server.serving import bind, run_server, serve
 from env_server.settings import Settings, SettingsError
 from osworld_pipeline.domain.parent import dies_with_parent
+from osworld_pipeline.domain.shown_commands import ENV_SERVER
 from osworld_pipeline.domain.version import version_line
-from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.programs.arguments import ArgumentParser
+from osworld_pipeline.programs.failures import run_server_program
 from osworld_pipeline.wire.tracing import start_tracing
 
 __all__ = ["bind", "main", "make_drivers", "make_provider", "prepare_process", "serve"]
@@ -39,21 +41,25 @@ MAX_OPEN_FILES = 65_536
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        if words and words[0] in COMMANDS:
-            return _command(COMMANDS[words[0]])(words[1:])
-        arguments = _parse(words)
-        prepare_process(arguments)
-        start_tracing("osworld-env-server")
-        settings = settings_of(arguments)
-        with bind(settings) as listener, osgym_listeners(settings) as extra_listeners:
-            run_server(settings, make_provider(settings), make_drivers(settings), listener, extra_listeners)
-    except PipelineError as error:
-        print(f"env-server: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return run_server_program(ENV_SERVER, _run, sys.argv[1:] if argv is None else argv)
+
+
+def _run(words: Sequence[str]) -> int:
+    if words and words[0] in COMMANDS:
+        return _command(COMMANDS[words[0]])(words[1:])
+    arguments = _parse(words)
+    prepare_process(arguments)
+    start_tracing("osworld-env-server")
+    settings = settings_of(arguments)
+    with bind(settings) as listener, osgym_listeners(settings) as extra_listeners:
+        run_server(
+            settings,
+            make_provider(settings),
+            make_drivers(settings),
+            listener,
+            extra_listeners,
+            as_json=arguments.as_json,
+        )
     return 0
 
 
@@ -125,10 +131,8 @@ def _die_with_parent(parent_pid: int) -> None:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="env-server", description="Serves desktops for OSWorld tasks over HTTP.", epilog=EPILOG
-    )
-    parser.add_argument("--version", action="version", version=version_line("env-server"))
+    parser = ArgumentParser(prog=ENV_SERVER, description="Serves desktops for OSWorld tasks over HTTP.", epilog=EPILOG)
+    parser.add_argument("--version", action="version", version=version_line(ENV_SERVER))
     add_server_options(parser)
     return parser.parse_args(words)
 

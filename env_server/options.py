@@ -11,6 +11,7 @@ from env_server.providers.kinds import provider_kinds
 from env_server.server_settings import ServerSettings
 from env_server.settings import DEFAULT_DOWNLOAD_HOSTS, TOKEN_VARIABLE, OsgymSettings, TaskLimits
 from env_server.table import add_options
+from osworld_pipeline.programs.arguments import add_server_flags
 
 EPILOG = f"The bearer token comes from the environment: {TOKEN_VARIABLE}. Other commands: build-image, doctor, osgym."
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -21,6 +22,7 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(config=None, log_level="info")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with the settings; options override it")
     parser.add_argument("--log-level", choices=LOG_LEVELS)
+    add_server_flags(parser)
     add_options(parser, ServerSettings)
     add = partial(parser.add_argument, default=argparse.SUPPRESS)
     add("--screen-size", type=_screen_size, metavar="WIDTHxHEIGHT", help="of every desktop (default 1920x1080)")

@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +24,16 @@ from pydantic import ValidationError
 from env_server.options import add_server_options
 from env_server.settings import OsgymSettings, SettingsError, osgym_networks
 from osworld_pipeline.domain.top_level_names import python_module
-from osworld_pipeline.errors import DependencyError, PipelineError, ReplicaError
+from osworld_pipeline.errors import DependencyError, ReplicaError
+from osworld_pipeline.programs.answers import FLAG, print_json
+from osworld_pipeline.programs.arguments import ArgumentParser, add_json
 
 STATE_FILE, LOG_FILE, LOCK_FILE, READY_FILE = "osgym.json", "osgym.log", "osgym.lock", "osgym.ready"
 POLL_S = 0.05
 KILL_WAIT_S = 10.0
 NOT_RUNNING = 3
 """Exit status of `status`, as in LSB init scripts."""
+_NOT_RUNNING_TEXT = "OSGym's workers are not running"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,21 +48,31 @@ class WorkersState:
     host: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    text: str
+    facts: Mapping[str, object]
+    """For --json."""
+    exit_status: int = 0
+
+
 def main(argv: Sequence[str]) -> int:
     arguments, server_options = _parser().parse_known_args(argv)
     folder: Path = arguments.state_dir.absolute()
-    try:
-        if arguments.command == "start":
-            return start(arguments, _checked(server_options), folder)
-        if server_options:
-            raise SettingsError(f"osgym {arguments.command} has no option {server_options[0]!r}")
-        return stop(folder, grace_s=arguments.grace_s) if arguments.command == "stop" else status(folder)
-    except PipelineError as error:
-        print(f"env-server osgym: {error}", file=sys.stderr)
-        return 1
+    if arguments.command == "start":
+        answer = start(arguments, _checked(server_options, as_json=arguments.as_json), folder)
+    elif server_options:
+        raise SettingsError(f"osgym {arguments.command} has no option {server_options[0]!r}")
+    else:
+        answer = stop(folder, grace_s=arguments.grace_s) if arguments.command == "stop" else status(folder)
+    if arguments.as_json:
+        print_json(answer.facts)
+    else:
+        print(answer.text)
+    return answer.exit_status
 
 
-def start(arguments: argparse.Namespace, server_options: Sequence[str], folder: Path) -> int:
+def start(arguments: argparse.Namespace, server_options: Sequence[str], folder: Path) -> Answer:
     """Returns when every port answers.
 
     Raises:
@@ -71,8 +83,10 @@ def start(arguments: argparse.Namespace, server_options: Sequence[str], folder: 
     with _locked(folder):
         running = read_state(folder)
         if running is not None:
-            print(f"OSGym's workers are already running: {_describe(running)}")
-            return 0
+            return Answer(
+                text=f"OSGym's workers are already running: {_describe(running)}",
+                facts={**_facts(running), "is_new": False, "log": folder / LOG_FILE},
+            )
         process, state = _spawn(arguments, server_options, ports, folder)
     try:
         _wait_ready(process, folder, arguments.wait_s)
@@ -81,8 +95,10 @@ def start(arguments: argparse.Namespace, server_options: Sequence[str], folder: 
         process.wait(KILL_WAIT_S)
         (folder / STATE_FILE).unlink(missing_ok=True)
         raise
-    print(f"OSGym's workers are ready: {_describe(state)}; log: {folder / LOG_FILE}")
-    return 0
+    return Answer(
+        text=f"OSGym's workers are ready: {_describe(state)}; log: {folder / LOG_FILE}",
+        facts={**_facts(state), "is_new": True, "log": folder / LOG_FILE},
+    )
 
 
 def _spawn(
@@ -149,36 +165,40 @@ def read_ports(path: Path) -> tuple[int, ...]:
     return numbers
 
 
-def stop(folder: Path, *, grace_s: float) -> int:
+def stop(folder: Path, *, grace_s: float) -> Answer:
     """Sends TERM, and KILL after the grace period. Stopping twice is no error."""
     with _locked(folder):
         state = read_state(folder)
         if state is None:
-            print("OSGym's workers are not running")
+            answer = Answer(text=_NOT_RUNNING_TEXT, facts={"pid": None, "was_killed": False})
         else:
             was_killed = _end(state, grace_s=grace_s)
-            print(f"OSGym's workers are {'killed' if was_killed else 'stopped'} (process {state.pid})")
+            answer = Answer(
+                text=f"OSGym's workers are {'killed' if was_killed else 'stopped'} (process {state.pid})",
+                facts={"pid": state.pid, "was_killed": was_killed},
+            )
         for name in (STATE_FILE, READY_FILE):
             (folder / name).unlink(missing_ok=True)
-    return 0
+    return answer
 
 
-def status(folder: Path) -> int:
+def status(folder: Path) -> Answer:
     state = read_state(folder)
     if state is None:
-        print("OSGym's workers are not running")
-        return NOT_RUNNING
-    print(f"OSGym's workers are running: {_describe(state)}")
+        return Answer(text=_NOT_RUNNING_TEXT, facts={"status": "stopped"}, exit_status=NOT_RUNNING)
+    running, facts = f"OSGym's workers are running: {_describe(state)}", _facts(state)
     try:
         url = json.loads((folder / READY_FILE).read_text())["url"]
         health = httpx.get(f"{url}/health", timeout=5.0, trust_env=False).json()
-        print(f"{health['episodes']} episodes, {health['free']} of {health['replicas']} replicas free; {url}")
+        counts = f"{health['episodes']} episodes, {health['free']} of {health['replicas']} replicas free; {url}"
+        counted = {name: health[name] for name in ("episodes", "free", "replicas")}
     except FileNotFoundError:
-        print("it is starting")
+        return Answer(text=f"{running}\nit is starting", facts={"status": "starting", **facts})
     except (OSError, ValueError, KeyError, httpx.HTTPError) as error:
-        print(f"it does not answer ({type(error).__name__}); see {folder / LOG_FILE}")
-        return 1
-    return 0
+        silent = f"it does not answer ({type(error).__name__}); see {folder / LOG_FILE}"
+        facts = {"status": "no_answer", **facts, "log": folder / LOG_FILE}
+        return Answer(text=f"{running}\n{silent}", facts=facts, exit_status=1)
+    return Answer(text=f"{running}\n{counts}", facts={"status": "running", **facts, "url": url, **counted})
 
 
 def read_state(folder: Path) -> WorkersState | None:
@@ -291,18 +311,23 @@ def _describe(state: WorkersState) -> str:
     return f"process {state.pid}, {ports} on {state.host}"
 
 
-def _checked(server_options: list[str]) -> list[str]:
+def _facts(state: WorkersState) -> dict[str, object]:
+    return {"pid": state.pid, "host": state.host, "ports": state.ports}
+
+
+def _checked(server_options: list[str], *, as_json: bool) -> list[str]:
     """Invalid options end the program with a message, as argparse does."""
-    parser = argparse.ArgumentParser(prog="env-server osgym start")
+    parser = ArgumentParser(prog="env-server osgym start")
     add_server_options(parser)
-    parser.parse_args(server_options)
+    parser.parse_args([*server_options, *([FLAG] if as_json else [])])
     return server_options
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    common = ArgumentParser(add_help=False, allow_abbrev=False)
     common.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="folder of the workers' state")
-    parser = argparse.ArgumentParser(prog="env-server osgym", allow_abbrev=False)
+    add_json(common)
+    parser = ArgumentParser(prog="env-server osgym", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True)
     begin = commands.add_parser(
         "start", parents=[common], allow_abbrev=False, help="in the background; further options are env-server's own"

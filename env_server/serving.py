@@ -19,6 +19,8 @@ from env_server.episodes.table import EpisodeTable
 from env_server.protocols import Provider
 from env_server.replicas.pool import Pool
 from env_server.settings import Settings, SettingsError
+from osworld_pipeline.programs.addresses import ready_message
+from osworld_pipeline.programs.answers import print_json
 from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config
 from osworld_pipeline.wire.listening import listen_on, url_of, write_ready_file
 
@@ -53,6 +55,8 @@ def run_server(
     drivers: Drivers,
     listener: socket.socket,
     extra_listeners: Sequence[ExtraListener] = (),
+    *,
+    as_json: bool = False,
 ) -> None:
     """Runs `serve` on uvloop if it is installed, else on asyncio's event loop."""
     try:
@@ -60,7 +64,7 @@ def run_server(
     except ImportError:
         from asyncio import new_event_loop
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(serve(settings, provider, drivers, listener, extra_listeners))
+        runner.run(serve(settings, provider, drivers, listener, extra_listeners, as_json=as_json))
 
 
 async def serve(
@@ -69,9 +73,11 @@ async def serve(
     drivers: Drivers,
     listener: socket.socket,
     extra_listeners: Sequence[ExtraListener] = (),
+    *,
+    as_json: bool = False,
 ) -> None:
     """Serves until SIGTERM or SIGINT; then live episodes get `drain_episodes_s`, calls in progress `drain_timeout_s`,
-    and every replica is stopped.
+    and every replica is stopped. `as_json`: the line that says it is ready is JSON.
 
     Raises:
         DependencyError, ReplicaError: the desktops cannot be started; they have been removed.
@@ -90,7 +96,7 @@ async def serve(
     )
     try:
         if await _finishes_before(stop.asked, pool.start()):
-            await _serve_pool(settings, pool, drivers, listener, extra_listeners, stop)
+            await _serve_pool(settings, pool, drivers, listener, extra_listeners, stop, as_json=as_json)
     finally:
         await pool.close()
         for number in signals:
@@ -104,6 +110,8 @@ async def _serve_pool(
     listener: socket.socket,
     extra_listeners: Sequence[ExtraListener],
     stop: _Stop,
+    *,
+    as_json: bool,
 ) -> None:
     app = create_app(pool, settings, drivers)
     episodes: EpisodeTable = app.state.episodes
@@ -118,10 +126,7 @@ async def _serve_pool(
         url = url_of(settings.host, listener)
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, url)
-        states, wanted = pool.count_states(), settings.num_replicas
-        up = wanted - states["starting"] - states["failed"]
-        counts = f"{wanted} replicas" if up == wanted else f"{up} of {wanted} replicas"
-        print(f"env-server ready: {url} ({counts}, provider {settings.provider})", flush=True)
+        _announce(settings, pool, url, as_json=as_json)
         await _finishes_before(stop.asked, _first_of(serving))
         await _drain(settings, episodes, stop)
     finally:
@@ -131,6 +136,17 @@ async def _serve_pool(
                 server.config.timeout_graceful_shutdown = 0
             server.should_exit = True
         await asyncio.gather(*serving)
+
+
+def _announce(settings: Settings, pool: Pool, url: str, *, as_json: bool) -> None:
+    states, wanted = pool.count_states(), settings.num_replicas
+    up = wanted - states["starting"] - states["failed"]
+    if as_json:
+        facts = {"num_replicas": wanted, "num_ready": up, "provider": settings.provider}
+        print_json({**ready_message(url), **facts}, on_one_line=True)
+        return
+    counts = f"{wanted} replicas" if up == wanted else f"{up} of {wanted} replicas"
+    print(f"env-server ready: {url} ({counts}, provider {settings.provider})", flush=True)
 
 
 async def _drain(settings: Settings, episodes: EpisodeTable, stop: _Stop) -> None:

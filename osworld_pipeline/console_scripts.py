@@ -4,7 +4,7 @@ sentence."""
 import sys
 from importlib import import_module
 
-from osworld_pipeline.domain.remedies import missing_package
+from osworld_pipeline.programs.failures import Asked, fail
 
 
 def env_server() -> int:
@@ -18,10 +18,6 @@ def gateway() -> int:
 def _run(program: str, module: str) -> int:
     try:
         main = import_module(module).main
-    except ModuleNotFoundError as error:
-        explained = missing_package(error.name or "")
-        if explained is None:
-            raise
-        print(f"{program}: {explained}", file=sys.stderr)
-        return 1
+    except Exception as error:  # noqa: BLE001 - shown as a defect, with its traceback in a file
+        return fail(error, Asked.of(sys.argv[1:]), program=program)
     return main()

@@ -22,39 +22,42 @@ from env_server.providers.gateway.settings import TOKEN_VARIABLE, gateway_token
 from env_server.serving import connection_limits
 from env_server.settings import Settings, SettingsError
 from osworld_pipeline.domain.version import version_line
-from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.programs.addresses import ready_message
+from osworld_pipeline.programs.answers import print_json
+from osworld_pipeline.programs.arguments import ArgumentParser, add_server_flags
+from osworld_pipeline.programs.failures import run_server_program
 from osworld_pipeline.wire.connections import bounded_config
 from osworld_pipeline.wire.cross_site import is_loopback
 from osworld_pipeline.wire.listening import url_of, write_ready_file
 
 log = logging.getLogger("osworld_gateway")
 
+PROGRAM = "osworld-gateway"
 SHUTDOWN_GRACE_S = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        arguments = make_parser().parse_args(argv)
-        prepare_process(arguments)
-        settings = _settings(arguments)
-        with bind(settings) as listener:
-            asyncio.run(serve_gateway(settings, arguments, listener))
-    except PipelineError as error:
-        print(f"osworld-gateway: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return run_server_program(PROGRAM, _run, sys.argv[1:] if argv is None else argv)
+
+
+def _run(words: Sequence[str]) -> int:
+    arguments = make_parser().parse_args(words)
+    prepare_process(arguments)
+    settings = _settings(arguments)
+    with bind(settings) as listener:
+        asyncio.run(serve_gateway(settings, arguments, listener))
     return 0
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="osworld-gateway",
+def make_parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog=PROGRAM,
         description="Serves desktops of this machine as remote sandboxes for the provider gateway.",
         epilog=f"The token that clients must send comes from the environment: {TOKEN_VARIABLE}.",
     )
     add = parser.add_argument
-    add("--version", action="version", version=version_line("osworld-gateway"))
+    add("--version", action="version", version=version_line(PROGRAM))
+    add_server_flags(parser)
     add("--provider", choices=("local", "qemu"), default="local", help="kind of desktop (default local)")
     add("--quota", type=_at_least_one, default=4, help="sandboxes at a time; further ones get 429 (default 4)")
     add("--lifetime-s", type=_seconds, default=300.0, help="one unused and not refreshed for this time ends (300)")
@@ -105,7 +108,11 @@ async def serve_gateway(settings: Settings, arguments: argparse.Namespace, liste
             url = url_of(settings.host, listener, scheme="https" if tls else "http")
             if arguments.ready_file is not None:
                 write_ready_file(arguments.ready_file, url)
-            print(f"osworld-gateway ready: {url} (quota {arguments.quota}, provider {provider.name})", flush=True)
+            if arguments.as_json:
+                facts = {"quota": arguments.quota, "provider": provider.name}
+                print_json({**ready_message(url), **facts}, on_one_line=True)
+            else:
+                print(f"{PROGRAM} ready: {url} (quota {arguments.quota}, provider {provider.name})", flush=True)
         await serving
     finally:
         await provider.close()

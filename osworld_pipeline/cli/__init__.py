@@ -24,12 +24,13 @@ from osworld_pipeline.cli import (
     view,
 )
 from osworld_pipeline.cli.data import exports, imports, lineage, migrate, publish, remote, store, tasks, union
-from osworld_pipeline.cli.failures import DEBUG, Asked, fail, without_debug
-from osworld_pipeline.cli.machine import run_for_machine
+from osworld_pipeline.cli.machine import JsonOption, run_for_machine
 from osworld_pipeline.cli.overview import show_overview
 from osworld_pipeline.cli.shown import say
 from osworld_pipeline.domain.top_level_names import shadow_sentence, use_own_packages
 from osworld_pipeline.domain.version import version_line
+from osworld_pipeline.programs.answers import FLAG
+from osworld_pipeline.programs.failures import DEBUG, Asked, fail, without_debug
 
 # Click itself suggests similar commands; typer would repeat it.
 app = typer.Typer(invoke_without_command=True, pretty_exceptions_enable=False, suggest_commands=False)
@@ -70,9 +71,12 @@ def _options(
     debug: Annotated[
         bool, typer.Option(DEBUG, help="Print the traceback of an error; also after the command's name.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        show_overview(Path.cwd())
+        show_overview(Path.cwd(), as_json=as_json)
+    elif as_json:
+        raise typer.BadParameter("it belongs after the command's name", param_hint=FLAG)
 
 
 def main() -> None:

@@ -1,7 +1,5 @@
 """`backfill`: evaluate any checkpoints on any suites, and rank them."""
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,8 +7,10 @@ import typer
 from rich.console import Console
 
 from osworld_pipeline.cli import completion
+from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import CheckpointsOption, RecipeOption, StateOption, names_of, recipe_source
 from osworld_pipeline.cli.shown import ScoreLine, planned_evaluations, say, show_scores
+from osworld_pipeline.programs.answers import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +31,8 @@ def backfill(
         typer.Option("--set", help="key=value, e.g. evaluation.temperature=0.6; overrides the recipe."),
     ] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="The recipe at its smallest size.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Scores as JSON; bars go to standard error.")] = False,
     state: StateOption = Path("var"),
+    as_json: JsonOption = False,
 ) -> None:
     """Evaluate checkpoints on suites, one Dagster run each. Finished evaluations are not repeated, so an interrupted
     backfill continues."""
@@ -63,7 +63,7 @@ def backfill(
         on_start=on_start,
     )
     if as_json:
-        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
+        print_json(rows)
         return
     lines = [
         ScoreLine(

@@ -6,9 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import StateOption, existing_state, writable_state
 from osworld_pipeline.cli.shown import show_table
+from osworld_pipeline.programs.answers import print_json
 
 checkpoints = typer.Typer(help="List checkpoints, and add external ones.", no_args_is_help=True, suggest_commands=False)
 

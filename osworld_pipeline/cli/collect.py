@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import (
     CheckpointOption,
     MaxTasksOption,
@@ -19,6 +19,7 @@ from osworld_pipeline.cli.options import (
     recipe_source,
 )
 from osworld_pipeline.cli.shown import counted, say
+from osworld_pipeline.programs.answers import print_json
 
 if TYPE_CHECKING:
     from osworld_pipeline.cli.in_process.collect import Collected

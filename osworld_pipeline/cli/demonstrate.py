@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import (
     RecipeOption,
     SettingsOption,
@@ -17,6 +17,7 @@ from osworld_pipeline.cli.options import (
     writable_state,
 )
 from osworld_pipeline.cli.shown import counted, say
+from osworld_pipeline.programs.answers import print_json
 
 if TYPE_CHECKING:
     from osworld_pipeline.domain.state import StateDir

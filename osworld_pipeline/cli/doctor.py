@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import SettingsOption, StateOption
+from osworld_pipeline.programs.answers import print_json
 
 DEFAULT_RECIPE = "demo"
 """The default recipe for the check."""

@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 from osworld_pipeline.cli import completion
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption, ServingJsonOption, announce_successor
 from osworld_pipeline.cli.options import StateOption
 from osworld_pipeline.cli.shown import say
 from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.domain.state import DEFAULT_STATE, STATE_VARIABLE
 from osworld_pipeline.domain.top_level_names import shadow_sentence
+from osworld_pipeline.programs.addresses import url_at
+from osworld_pipeline.programs.answers import print_json
 
 
 def register(app: typer.Typer) -> None:
@@ -61,6 +63,7 @@ def dev(
     state: StateOption = Path(DEFAULT_STATE),
     port: Annotated[int, typer.Option(min=1, max=65535)] = 3000,
     host: Annotated[str, typer.Option(help="Address to listen on; Dagster's pages need no login.")] = "127.0.0.1",
+    as_json: ServingJsonOption = False,
 ) -> None:
     """Dagster's pages, schedules and sensors for a state, until Ctrl-C. For the default state it is `dagster dev`."""
     from osworld_pipeline.cli.in_process.instance import instance_home
@@ -74,6 +77,8 @@ def dev(
         environment[STATE_VARIABLE] = str(folder.root)
         os.chdir(home)  # because the .env of the project folder names the instance of the default state
     command = [sys.executable, "-P", "-m", "dagster", "dev", "-w", str(workspace), "--host", host, "--port", str(port)]
+    if as_json:
+        announce_successor(url_at(host, port))
     os.execve(sys.executable, command, environment)  # noqa: S606 - Dagster takes this process's place
 
 

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from osworld_pipeline.cli import completion
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import StateOption, StateRemoteOption, existing_state, fresh_state
 from osworld_pipeline.cli.shown import say
+from osworld_pipeline.programs.answers import print_json
 
 
 def register(app: typer.Typer) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from osworld_pipeline.cli import completion
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import (
     CheckpointsOption,
     RecipeOption,
@@ -22,6 +22,7 @@ from osworld_pipeline.cli.options import (
     recipe_source,
 )
 from osworld_pipeline.cli.shown import counted, say
+from osworld_pipeline.programs.answers import print_json
 
 if TYPE_CHECKING:
     from osworld_pipeline.domain.state import StateDir

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
+from osworld_pipeline.cli.machine import JsonOption, ServingJsonOption, announce_successor
 from osworld_pipeline.cli.shown import say
 from osworld_pipeline.domain.remedies import DEBIAN_PARTS, ENVIRONMENTS
 from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
+from osworld_pipeline.programs.addresses import ready_message
+from osworld_pipeline.programs.answers import print_json
 
 _HELP = "; ".join(f"{name}: {purpose}" for name, purpose in {**DEBIAN_PARTS, **ENVIRONMENTS}.items())
 
@@ -28,10 +31,11 @@ def setup(
     folder: Annotated[
         Path | None, typer.Option(help="With sglang or desktop-env: the environment; default: var/sglang, ...")
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Install what pip cannot: Debian packages, named first (as root or through sudo), and environments of their
     own."""
-    from osworld_pipeline.installing import install_debian
+    from osworld_pipeline.installing import debian_command, install_debian
     from osworld_pipeline.installing.environments import KINDS, make_environment
 
     chosen = parts or ["debian"]
@@ -43,14 +47,20 @@ def setup(
     if folder is not None and len(kinds) != 1:
         raise typer.BadParameter("it is for one of sglang and desktop-env", param_hint="--folder")
     packages = [part for part in chosen if part in DEBIAN_PARTS]
-    if packages:
-        install_debian(packages, is_dry_run=dry_run)
+    command = debian_command(packages) if packages else ""
+    if dry_run and command and not as_json:
+        print(command)
+    if not dry_run and command:
+        install_debian(packages, is_quiet=as_json)
+    environments: list[dict[str, object]] = []
     for kind in kinds:
         target = (folder or kind.folder).absolute()
-        say(f"{kind.name}: {target} ({kind.size})")
-        if not dry_run:
-            make_environment(kind, target)
-    if not dry_run:
+        say(f"{kind.name}: {target} ({kind.size})", as_json=as_json)
+        is_made = not dry_run and make_environment(kind, target)
+        environments.append({"name": kind.name, "folder": target, "size": kind.size, "is_made": is_made})
+    if as_json:
+        print_json({"parts": chosen, "is_dry_run": dry_run, "command": command, "environments": environments})
+    elif not dry_run:
         say(f"{', '.join(chosen)}: installed. `{shell_line(PIPELINE, 'doctor')}` checks this machine")
 
 
@@ -61,12 +71,15 @@ def sglang_cpu(
         "var/sglang"
     ),
     arguments: Annotated[list[str] | None, typer.Argument(help="After `--`: sglang's own arguments.")] = None,
+    as_json: ServingJsonOption = False,
 ) -> None:
     """Serve a checkpoint by sglang on a CPU, until Ctrl-C."""
     from osworld_pipeline.policy_servers.cpu_server import cpu_server
 
     more = ["--port", str(port), *(arguments or [])]
     server = cpu_server(environment.absolute(), checkpoint, more, os.environ)
+    if as_json:
+        announce_successor(server.url)
     os.execve(server.arguments[0], server.arguments, {**os.environ, **server.environment})  # noqa: S606 - it becomes sglang
 
 
@@ -79,10 +92,18 @@ def receive_weights(
         int | None, typer.Option(min=0, max=65535, help="Default: that of engine.receiver_port; 0: any.")
     ] = None,
     keep: Annotated[int, typer.Option(min=2, help="Number of checkpoints and adapters that stay.")] = 4,
+    as_json: ServingJsonOption = False,
 ) -> None:
     """Take weights over HTTP for the sglang servers of this machine (engine.weights = "upload"), until Ctrl-C."""
     from osworld_pipeline.policy_servers.receiver import serve, token_from
     from osworld_pipeline.recipes.schema import EngineSection
 
     port = EngineSection().receiver_port if port is None else port
-    serve(folder, host=host, port=port, keep=keep, token=token_from(), say=say)
+
+    def on_ready(url: str) -> None:
+        if as_json:
+            print_json({**ready_message(url), "folder": folder.absolute()}, on_one_line=True)
+        else:
+            say(f"weights are received at {url} and stored in {folder}  (Ctrl-C stops it)")
+
+    serve(folder, host=host, port=port, keep=keep, token=token_from(), on_ready=on_ready)

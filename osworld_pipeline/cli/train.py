@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import RecipeOption, SettingsOption, SmokeOption, StateOption, recipe_source
+from osworld_pipeline.programs.answers import print_json
 
 if TYPE_CHECKING:
     from osworld_pipeline.cli.in_process.train import TrainEnd, TrainRequest

@@ -5,7 +5,10 @@ from typing import Annotated
 
 import typer
 
+from osworld_pipeline.cli.machine import ServingJsonOption
 from osworld_pipeline.cli.options import StateOption, StateRemoteOption, fresh_state
+from osworld_pipeline.programs.addresses import ready_message
+from osworld_pipeline.programs.answers import print_json
 from osworld_pipeline.web.viewer import DAGSTER_URL, DEFAULT_HOST, DEFAULT_PORT, MLFLOW_URL
 
 
@@ -25,6 +28,7 @@ def view(
     mlflow_url: Annotated[str, typer.Option(help="URL of MLflow's UI.")] = MLFLOW_URL,
     dagster_url: Annotated[str, typer.Option(help="URL of Dagster's UI.")] = DAGSTER_URL,
     env_server_url: Annotated[str, typer.Option(help="URL of an env server, for a link to its live desktops.")] = "",
+    as_json: ServingJsonOption = False,
 ) -> None:
     """Show episodes step by step in a browser, read-only, also during training. Ctrl-C stops it."""
     from osworld_pipeline.web.pages import episode_url
@@ -32,7 +36,7 @@ def view(
     from osworld_pipeline.web.viewer.settings import ViewerSettings, token_from
 
     settings = ViewerSettings(
-        state=fresh_state(state, state_remote),
+        state=fresh_state(state, state_remote, as_json=as_json),
         host=host,
         port=port,
         token=token_from(),
@@ -40,4 +44,11 @@ def view(
         dagster_url=dagster_url,
         env_server_url=env_server_url,
     )
-    serve(settings, path=episode_url(episode) if episode else "/", opens_browser=opens)
+
+    def on_ready(url: str) -> None:
+        if as_json:
+            print_json(ready_message(url), on_one_line=True)
+        else:
+            print(f"trajectory viewer: {url}  (Ctrl-C stops it)", flush=True)
+
+    serve(settings, on_ready=on_ready, path=episode_url(episode) if episode else "/", opens_browser=opens)

@@ -7,14 +7,36 @@ from importlib import resources
 
 from osworld_pipeline.errors import DependencyError
 
+_SCRIPT = str(resources.files(__name__) / "debian.sh")
 
-def install_debian(parts: Sequence[str], *, is_dry_run: bool = False) -> None:
-    """Names the missing packages of these parts and installs them; with `is_dry_run` prints the command that would.
+
+def debian_command(parts: Sequence[str]) -> str:
+    """The command for an administrator that installs the missing packages of these parts; empty if none is missing.
 
     Raises:
-        DependencyError: they could not be installed; the program has said why.
+        DependencyError: this is no Debian or Ubuntu.
     """
-    script = str(resources.files(__name__) / "debian.sh")
-    done = subprocess.run(["bash", script, *(["--dry-run"] if is_dry_run else []), *parts], check=False)
+    script = ["bash", _SCRIPT, "--dry-run", *parts]
+    done = subprocess.run(script, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise DependencyError(f"the Debian packages of {', '.join(parts)} are not all installed: see above")
+        raise DependencyError(_last_sentence(done.stderr))
+    return done.stdout.strip()
+
+
+def install_debian(parts: Sequence[str], *, is_quiet: bool = False) -> None:
+    """Names the missing packages of these parts and installs them. With `is_quiet` only the error has the reason.
+
+    Raises:
+        DependencyError: they could not be installed.
+    """
+    script = ["bash", _SCRIPT, *parts]
+    done = subprocess.run(script, stdout=2, stderr=subprocess.PIPE if is_quiet else None, text=True, check=False)
+    if done.returncode:
+        reason = _last_sentence(done.stderr) if is_quiet else "see above"
+        raise DependencyError(f"the Debian packages of {', '.join(parts)} are not all installed: {reason}")
+
+
+def _last_sentence(text: str) -> str:
+    """Of the script, without the mark before it."""
+    lines = text.strip().splitlines()
+    return lines[-1].rpartition("[setup]\033[0m ")[2] if lines else "the script ended without a reason"

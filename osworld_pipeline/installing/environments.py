@@ -126,7 +126,7 @@ def _runs(
             command,
             env={**os.environ, **(environment or {})},
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL if is_quiet else None,
+            stdout=subprocess.DEVNULL if is_quiet else 2,  # standard output is for the result
             check=False,
         )
     except OSError:

@@ -1,6 +1,7 @@
 """The command of an sglang server on a CPU: sglang's own, adapted by sglang_cpu/serve.py, with the settings that it
 needs there. It is ready in about a minute."""
 
+from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import EngineError
+from osworld_pipeline.programs.addresses import url_at
 
 _FOLDER = resources.files("osworld_pipeline.policy_servers") / "sglang_cpu"
 _DEFAULTS: Mapping[str, str] = {
@@ -30,6 +32,15 @@ class CpuServer:
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     """Variables to add."""
+
+    @property
+    def url(self) -> str:
+        """Where it will listen. sglang's own defaults count for what is not given."""
+        parser = ArgumentParser(add_help=False)
+        parser.add_argument("--host", nargs="?", default="127.0.0.1")
+        parser.add_argument("--port", nargs="?", default="30000")
+        given, _ = parser.parse_known_args(self.arguments)
+        return url_at(given.host, given.port)
 
 
 def cpu_server(folder: Path, checkpoint: Path, more: Sequence[str], environment: Mapping[str, str]) -> CpuServer:

@@ -37,8 +37,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 LIMITS = ConnectionLimits(max_connections=256, slow_client_s=30.0, keep_alive_s=60.0)
 
 
-def serve(root: Path, *, host: str, port: int, keep: int, token: str | None, say: Callable[[str], None]) -> None:
-    """Serves until SIGINT or SIGTERM. `token`: that of the sglang servers.
+def serve(root: Path, *, host: str, port: int, keep: int, token: str | None, on_ready: Callable[[str], None]) -> None:
+    """Serves until SIGINT or SIGTERM. `token`: that of the sglang servers. `on_ready`: called with its URL.
 
     Raises:
         EngineError: the port or the folder cannot be used, or a network would be served without a token.
@@ -52,9 +52,9 @@ def serve(root: Path, *, host: str, port: int, keep: int, token: str | None, say
     except (OSError, OverflowError) as error:
         raise EngineError(f"cannot listen on {host}:{port} ({error}): choose another --port") from error
     with listener:
-        text = f"weights are received at {url_of(host, listener)} and stored in {root}  (Ctrl-C stops it)"
+        url = url_of(host, listener)
         config = bounded_config(create_app(weights, token), LIMITS, shutdown_grace_s=2)
-        InterruptibleServer(config, lambda: say(text)).run(sockets=[listener])
+        InterruptibleServer(config, lambda: on_ready(url)).run(sockets=[listener])
 
 
 def create_app(weights: ReceivedWeights, token: str | None) -> ASGIApp:

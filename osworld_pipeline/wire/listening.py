@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 
 from osworld_pipeline.errors import DependencyError
+from osworld_pipeline.programs.addresses import ready_message, url_at
 
 
 def listen_on(host: str, port: int) -> socket.socket:
@@ -28,8 +29,7 @@ def listen_on(host: str, port: int) -> socket.socket:
 
 
 def url_of(host: str, listener: socket.socket, *, scheme: str = "http") -> str:
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"{scheme}://{shown}:{listener.getsockname()[1]}"
+    return url_at(host, listener.getsockname()[1], scheme=scheme)
 
 
 def write_ready_file(path: Path, url: str) -> None:
@@ -39,7 +39,7 @@ def write_ready_file(path: Path, url: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "w") as file:
-            json.dump({"url": url, "pid": os.getpid()}, file)
+            json.dump(ready_message(url), file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -3,10 +3,14 @@
 import importlib.metadata
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import httpx
+import pytest
 
 from osworld_pipeline.doctor.roles import ROLES
 from osworld_pipeline.domain.state import StateDir
@@ -70,6 +74,54 @@ def test_answers_are_json(tmp_path: Path) -> None:
     assert exported["num_demonstrations"] == 0
     assert (found["role"], found["ok"]) == ("mlflow", True)
     assert [finding["name"] for finding in found["findings"]] == list(ROLES["mlflow"].checks)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["osworld_pipeline.cli", "view", "--state", "state", "--port", "0"],
+        ["osworld_pipeline.cli", "receive-weights", "weights", "--port", "0"],
+        ["env_server.gateway_server.main", "--port", "0", "--log-level", "error"],
+    ],
+)
+def test_a_server_first_prints_one_line_that_names_its_address_and_process(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "state").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", *command, "--json"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        answer = json.loads(process.stdout.readline())
+        assert answer["pid"] == process.pid
+        assert httpx.get(answer["url"], timeout=10, trust_env=False).status_code in (200, 401, 404)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=20) == (b"", b"")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("words", "url"),
+    [
+        (["dev", "--port", "3001"], "http://127.0.0.1:3001"),
+        (["sglang-cpu", "checkpoint", "--env", "env", "--port", "3002"], "http://127.0.0.1:3002"),
+        (["sglang-cpu", "checkpoint", "--env", "env", "--", "--host", "0.0.0.0", "--port=3"], "http://127.0.0.1:3"),
+    ],
+)
+def test_a_program_in_the_commands_place_prints_to_standard_error(tmp_path: Path, words: list[str], url: str) -> None:
+    assert run(tmp_path, "init").returncode == 0
+    (tmp_path / "env" / "bin").mkdir(parents=True)
+    (tmp_path / "env" / "bin" / "python").touch()
+    code = (
+        "import os, sys; sys.argv[0] = 'osworld-pipeline'\n"
+        "os.execve = lambda *_: os.execv('/bin/sh', ['sh', '-c', 'echo $$ serves'])\n"
+        "from osworld_pipeline.cli import main; main()"
+    )
+    done = python(tmp_path, code, words[0], "--json", *words[1:])
+    answer = json.loads(done.stdout)
+    assert answer == {"url": url, "pid": int(done.stderr.split()[0])}
+    assert done.stderr.endswith(" serves\n")
 
 
 def test_an_error_is_an_object_with_its_type_and_exit_status(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Builds the base disk of our virtual machines with mmdebstrap: one command, about a minute, cached by the digest of
 its recipe. To run it by hand: `python -m env_server.providers.qemu.build --state-dir DIR`."""
 
-import argparse
 import hashlib
 import json
 import os
@@ -29,7 +28,10 @@ from env_server.providers.qemu.recipe import (
 )
 from env_server.providers.requirements import SYSTEM_PATH
 from osworld_pipeline.domain.parent import dies_with_parent
-from osworld_pipeline.errors import DependencyError, PipelineError
+from osworld_pipeline.errors import DependencyError
+from osworld_pipeline.programs.answers import print_json
+from osworld_pipeline.programs.arguments import ArgumentParser, add_json
+from osworld_pipeline.programs.failures import run_server_program
 
 BUILD_LIMIT_S = 1800.0
 """Half an hour: the packages come over the network."""
@@ -171,8 +173,9 @@ def _run(command: Sequence[str], *, work: Path) -> None:
         raise DependencyError(f"mmdebstrap failed with exit status {done.returncode}{hint}: {tail}")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str]) -> int:
+    parser = ArgumentParser(description=__doc__)
+    add_json(parser)
     parser.add_argument("--state-dir", type=Path, default=Path("var/desktops"), help="the env server's state folder")
     parser.add_argument("--die-with-parent", type=int, metavar="PID", help="exit when the parent process exits")
     arguments = parser.parse_args(argv)
@@ -181,15 +184,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if parent_pid is not None and not dies_with_parent(signal.SIGKILL, parent_pid=parent_pid):
         return 1
     started_at = time.monotonic()
-    try:
-        image = build_image(arguments.state_dir.absolute())
-    except PipelineError as error:
-        print(f"build-image: {error}", file=sys.stderr)
-        return 1
-    size_mb = image.disk.stat().st_size / 1e6
-    print(f"{image.folder} ({size_mb:.0f} MB, {time.monotonic() - started_at:.1f} s)")
+    image = build_image(arguments.state_dir.absolute())
+    size, seconds = image.disk.stat().st_size, time.monotonic() - started_at
+    if arguments.as_json:
+        print_json({"folder": image.folder, "digest": image.digest, "num_bytes": size, "seconds": round(seconds, 1)})
+    else:
+        print(f"{image.folder} ({size / 1e6:.0f} MB, {seconds:.1f} s)")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_server_program("build-image", main, sys.argv[1:]))

@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import StateOption, writable_state
+from osworld_pipeline.programs.answers import print_json
 
 if TYPE_CHECKING:
     from osworld_pipeline.datasets.importers.lines import OnProgress

@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import StateOption, StateRemoteOption, existing_state, writable_state
 from osworld_pipeline.cli.shown import counted
+from osworld_pipeline.programs.answers import print_json
 
 remote = typer.Typer(
     help="The state on an S3-compatible object store (credentials: AWS_* in the environment; extra 's3').",

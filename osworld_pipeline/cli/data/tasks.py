@@ -7,7 +7,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption
+from osworld_pipeline.programs.answers import print_json
 
 SHOWN_REJECTS = 20
 

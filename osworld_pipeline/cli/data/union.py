@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from osworld_pipeline.cli.machine import JsonOption, print_json
+from osworld_pipeline.cli.machine import JsonOption
+from osworld_pipeline.programs.answers import print_json
 
 if TYPE_CHECKING:
     from osworld_pipeline.datasets.union.build import UnionSummary

@@ -33,9 +33,9 @@ def bind(settings: ViewerSettings) -> socket.socket:
 
 
 def serve(
-    settings: ViewerSettings, *, path: str = "/", say: Callable[[str], None] = print, opens_browser: bool = False
+    settings: ViewerSettings, *, on_ready: Callable[[str], None], path: str = "/", opens_browser: bool = False
 ) -> None:
-    """Serve until SIGINT or SIGTERM; print the address once it listens.
+    """Serve until SIGINT or SIGTERM. `on_ready`: called with the URL of `path` once it listens.
 
     Raises:
         ViewerError: as `bind`.
@@ -44,7 +44,7 @@ def serve(
         url = url_of(settings.host, listener)
 
         def ready() -> None:
-            say(f"trajectory viewer: {url}{path}  (Ctrl-C stops it)")
+            on_ready(url + path)
             if opens_browser:
                 # In a separate thread: a text browser returns only when it is closed.
                 threading.Thread(target=webbrowser.open, args=(url + path,), daemon=True).start()

@@ -69,6 +69,25 @@ def test_stop_ends_exactly_the_remembered_process(
     assert decoy.poll() is None
 
 
+def test_with_json_the_answers_are_objects(
+    tmp_path: Path, sleeper: Sleeper, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(*words: str) -> tuple[int, dict[str, object]]:
+        exit_status = osgym(*words, "--state-dir", tmp_path, "--json")
+        return exit_status, json.loads(capsys.readouterr().out)
+
+    mine = sleeper(SLEEP)
+    remember(tmp_path, mine.pid)
+    known = {"pid": mine.pid, "host": "127.0.0.1", "ports": [20000, 20001]}
+    (tmp_path / "config.yaml").write_text("ports: [20000, 20001]")
+    begun = {**known, "is_new": False, "log": str(tmp_path / "osgym.log")}
+    assert answer("start", "--local", "--config", str(tmp_path / "config.yaml")) == (0, begun)
+    assert answer("status") == (0, {"status": "starting", **known})
+    assert answer("stop") == (0, {"pid": mine.pid, "was_killed": False})
+    assert answer("stop") == (0, {"pid": None, "was_killed": False})
+    assert answer("status") == (NOT_RUNNING, {"status": "stopped"})
+
+
 def test_stop_kills_what_does_not_end_in_time(
     tmp_path: Path, sleeper: Sleeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,7 +173,7 @@ def test_start_that_takes_too_long_ends_the_server(
     stand_in = tmp_path / "python"
     stand_in.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     stand_in.chmod(0o755)
-    monkeypatch.setattr(osgym_workers.sys, "executable", str(stand_in))
+    monkeypatch.setattr(sys, "executable", str(stand_in))
     (tmp_path / "config.yaml").write_text("ports: [20000]")
     assert osgym("start", "--config", tmp_path / "config.yaml", "--state-dir", tmp_path, "--wait-s", "0.5") == 1
     assert "was not ready within 0.5 s and was ended" in capsys.readouterr().err

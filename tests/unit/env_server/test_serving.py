@@ -1,6 +1,7 @@
 """The server's life: as many calls at once as it has replicas, and an end that lets calls finish and leaves nothing."""
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fake_desktops import FakeProvider, until
 from listening_server import Listening, listening
 from starlette.responses import PlainTextResponse
@@ -184,3 +186,17 @@ async def test_further_port_serves_the_same_episodes_with_an_application_of_its_
             assert len(tables[0]) == 1
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(serving, 5)
+
+
+async def test_with_json_the_line_of_a_ready_server_is_an_object(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings.from_environment({}, port=0, num_replicas=1, ready_file=tmp_path / "ready", drain_timeout_s=0)
+    with bind(settings) as listener:
+        serving = asyncio.create_task(serve(settings, FakeProvider(), make_drivers(settings), listener, as_json=True))
+        await until((tmp_path / "ready").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(serving, 5)
+    (line,) = capsys.readouterr().out.splitlines()
+    facts = {"num_replicas": 1, "num_ready": 1, "provider": settings.provider}
+    assert json.loads(line) == {**json.loads((tmp_path / "ready").read_text()), **facts}

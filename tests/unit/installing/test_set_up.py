@@ -1,5 +1,6 @@
 """What `setup` installs, and what it says where it may not."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from osworld_pipeline.cli import app
 from osworld_pipeline.domain.remedies import DEBIAN_PARTS, ENVIRONMENTS, missing_package
 from osworld_pipeline.domain.top_level_names import ROOT
 from osworld_pipeline.errors import DependencyError
+from osworld_pipeline.installing import debian_command
 from osworld_pipeline.installing.environments import DESKTOP_ENV, KINDS, SGLANG, make_environment
 
 SCRIPT = str(resources.files("osworld_pipeline.installing") / "debian.sh")
@@ -50,8 +52,9 @@ def test_packages_are_named_first_and_an_administrator_gets_the_command(lacking:
     assert done.returncode == 1
     named, refused = done.stderr.splitlines()
     assert named.endswith("Debian packages to install: wine wine64 chromium ffmpeg")
-    _, _, command = refused.partition("as root, run: ")
-    assert command == "apt-get update && apt-get install -y --no-install-recommends wine wine64 chromium ffmpeg"
+    assert refused.endswith(
+        "as root, run: apt-get update && apt-get install -y --no-install-recommends wine wine64 chromium ffmpeg"
+    )
 
 
 def test_a_dry_run_prints_the_command_alone(lacking: dict[str, str]) -> None:
@@ -60,6 +63,37 @@ def test_a_dry_run_prints_the_command_alone(lacking: dict[str, str]) -> None:
         0,
         "apt-get update && apt-get install -y --no-install-recommends wine wine64\n",
     )
+
+
+def test_a_dry_run_with_json_is_an_object(
+    lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setenv("PATH", lacking["PATH"])
+    app(["setup", "wine", "sglang", "--folder", "/there", "--dry-run", "--json"], standalone_mode=False)
+    said = capfdbinary.readouterr()
+    assert json.loads(said.out) == {
+        "parts": ["wine", "sglang"],
+        "is_dry_run": True,
+        "command": "apt-get update && apt-get install -y --no-install-recommends wine wine64",
+        "environments": [{"name": "sglang", "folder": "/there", "size": "3 GB", "is_made": False}],
+    }
+    assert said.err == b""
+
+
+def test_with_json_the_error_has_the_command_for_an_administrator(
+    lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setenv("PATH", lacking["PATH"])
+    with pytest.raises(DependencyError, match="as root, run: apt-get update && apt-get install"):
+        app(["setup", "wine", "--json"], standalone_mode=False)
+    assert capfdbinary.readouterr() == (b"", b"")
+
+
+def test_a_machine_without_dpkg_is_named(lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (Path(lacking["PATH"]) / "dpkg-query").unlink()
+    monkeypatch.setenv("PATH", lacking["PATH"])
+    with pytest.raises(DependencyError, match="the desktops need Debian or Ubuntu"):
+        debian_command(["wine"])
 
 
 def test_without_pip_the_command_for_uv_installs_pip_first(tmp_path: Path) -> None:

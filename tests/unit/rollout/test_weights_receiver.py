@@ -183,7 +183,7 @@ def test_only_holders_of_the_token_store_and_only_names_of_weights(tmp_path: Pat
 
 def test_a_network_is_not_served_without_a_token(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="set ENGINE_TOKEN"):
-        serve(tmp_path, host="0.0.0.0", port=0, keep=2, token=None, say=print)
+        serve(tmp_path, host="0.0.0.0", port=0, keep=2, token=None, on_ready=print)
 
 
 def names_in(folder: Path) -> list[str]:
