@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from env_server.providers.files import keep_newest, locked, make_readable, remove_leftovers
 from env_server.providers.qemu.apt_sources import host_apt_options, host_sources
 from env_server.providers.qemu.programs import check_builder, find
@@ -184,7 +186,9 @@ def main(argv: Sequence[str]) -> int:
     if parent_pid is not None and not dies_with_parent(signal.SIGKILL, parent_pid=parent_pid):
         return 1
     started_at = time.monotonic()
-    image = build_image(arguments.state_dir.absolute())
+    is_watched = parent_pid is None and not arguments.as_json and sys.stdout.isatty() and sys.stderr.isatty()
+    with Console(stderr=True, quiet=not is_watched).status("building the base image, about a minute"):
+        image = build_image(arguments.state_dir.absolute())
     size, seconds = image.disk.stat().st_size, time.monotonic() - started_at
     if arguments.as_json:
         print_json({"folder": image.folder, "digest": image.digest, "num_bytes": size, "seconds": round(seconds, 1)})
