@@ -2,6 +2,7 @@
 machines of policy servers."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +57,7 @@ def setup(
     for kind in kinds:
         target = (folder or kind.folder).absolute()
         say(f"{kind.name}: {target} ({kind.size})", as_json=as_json)
-        is_made = not dry_run and make_environment(kind, target)
+        is_made = not dry_run and make_environment(kind, target, is_quiet=as_json or not sys.stderr.isatty())
         environments.append({"name": kind.name, "folder": target, "size": kind.size, "is_made": is_made})
     if as_json:
         print_json({"parts": chosen, "is_dry_run": dry_run, "command": command, "environments": environments})

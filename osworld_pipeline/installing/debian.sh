@@ -42,8 +42,11 @@ install_packages() { # install_packages PACKAGE...
   say "Debian packages to install: $*"
   may_be_root || fail "Debian packages are missing, and this user may not install them: as root, run: $(command_for "$@")"
   update_lists
+  local quietly=()
+  # A person sees apt's own progress.
+  if [ -t 2 ]; then exec 3>&2; else quietly=(-qq); exec 3>/dev/null; fi
   as_root env DEBIAN_FRONTEND=noninteractive DEBCONF_NOWARNINGS=yes apt-get -o DPkg::Lock::Timeout=300 \
-    install -y -qq --no-install-recommends "$@" >/dev/null ||
+    install -y "${quietly[@]}" --no-install-recommends "$@" >&3 ||
     fail "apt-get could not install: $*"
 }
 

@@ -64,8 +64,9 @@ DESKTOP_ENV = EnvironmentKind(
 KINDS: Mapping[str, EnvironmentKind] = {kind.name: kind for kind in (SGLANG, DESKTOP_ENV)}
 
 
-def make_environment(kind: EnvironmentKind, folder: Path) -> bool:
-    """Makes or completes the environment; returns whether there was something to do.
+def make_environment(kind: EnvironmentKind, folder: Path, *, is_quiet: bool = True) -> bool:
+    """Makes or completes the environment; returns whether there was something to do. `is_quiet`: without uv's own
+    progress on standard error.
 
     Raises:
         DependencyError: uv, a fitting Python, the network or disk space is missing, or it does not load.
@@ -77,9 +78,10 @@ def make_environment(kind: EnvironmentKind, folder: Path) -> bool:
         raise DependencyError(f"{folder} exists and is no Python environment: choose another folder")
     uv = _find_uv()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if not _runs([uv, "venv", "--quiet", "--allow-existing", "--python", kind.pythons, folder]):
+    quietly = ["--quiet"] if is_quiet else []
+    if not _runs([uv, "venv", *quietly, "--allow-existing", "--python", kind.pythons, folder]):
         raise DependencyError(f"uv found no Python {kind.pythons} for {folder}: install it, or see above")
-    sync = [uv, "pip", "sync", "--quiet", "--python", python, *kind.options, *kind.lists]
+    sync = [uv, "pip", "sync", *quietly, "--python", python, *kind.options, *kind.lists]
     if not _runs(sync, environment=_uv_environment(kind)):
         raise DependencyError(
             f"the packages could not be installed into {folder}: is there a network, and {kind.size} of disk space?"

@@ -2,8 +2,10 @@
 
 import json
 import os
+import pty
 import shutil
 import subprocess
+import sys
 import venv
 from importlib import resources
 from pathlib import Path
@@ -129,3 +131,49 @@ def test_a_missing_module_names_the_extra_that_installs_it() -> None:
     assert "dagster is not installed here; run `" in str(missing_package("dagster"))
     assert missing_package("my_own_module") is None
     assert missing_package("moto") is None, "only tests need it"
+
+
+def fake_apt(tmp_path: Path, lacking: dict[str, str]) -> dict[str, str]:
+    """The same machine, with root and an apt-get that prints its arguments."""
+    for name, text in {
+        "id": "echo 0",
+        "env": 'while [[ $1 == *=* ]]; do shift; done; "$@"',
+        "apt-get": 'echo "$@"',
+    }.items():
+        (tmp_path / "programs" / name).write_text(f"#!{shutil.which('bash')}\n{text}\n")
+        (tmp_path / "programs" / name).chmod(0o755)
+    return lacking
+
+
+def test_apt_shows_its_own_progress_on_a_terminal_alone(lacking: dict[str, str], tmp_path: Path) -> None:
+    environment = fake_apt(tmp_path, lacking)
+    piped = run("wine", environment=environment)
+    assert (piped.returncode, piped.stdout) == (0, "")
+    assert len(piped.stderr.splitlines()) == 1, "the names of the packages"
+    ours, theirs = pty.openpty()
+    try:
+        shown = subprocess.run(
+            ["bash", SCRIPT, "wine"], env=environment, stdout=subprocess.PIPE, stderr=theirs, timeout=30, check=True
+        )
+        named, installed = os.read(ours, 10_000).decode().splitlines()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert shown.stdout == b""
+    assert "Debian packages to install: wine wine64" in named
+    assert installed.endswith("install -y --no-install-recommends wine wine64")
+
+
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_uv_is_quiet_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_quiet: bool) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    uv = programs / "uv"
+    uv.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n[ "$1" = venv ]\n')
+    uv.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))
+    with pytest.raises(DependencyError, match="could not be installed"):
+        make_environment(SGLANG, tmp_path / "environment", is_quiet=is_quiet)
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call.split()[0] for call in calls] == ["venv", "pip"]
+    assert ["--quiet" in call.split() for call in calls] == [is_quiet, is_quiet]
