@@ -23,6 +23,7 @@ from osworld_pipeline.cli.options import (
     names_of,
     recipe_source,
 )
+from osworld_pipeline.cli.progress import shown_progress
 from osworld_pipeline.cli.shown import ScoreLine, planned_evaluations, say, show_scores
 from osworld_pipeline.programs.answers import print_json
 
@@ -83,7 +84,8 @@ def evaluate(
     if is_cache(folder.root):
         if not checkpoint:
             raise typer.BadParameter(f"{state} is a cache and has no newest checkpoint: name one with --checkpoint")
-        fetch_checkpoints(folder, [checkpoint])
+        with shown_progress("fetching the checkpoint", as_json=as_json) as on_progress:
+            fetch_checkpoints(folder, [checkpoint], on_progress)
 
     def on_start(chosen: "Checkpoint", on: "EvalSuite") -> None:
         planned = planned_evaluations(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from osworld_pipeline.cli import completion
+from osworld_pipeline.cli.progress import shown_progress
 from osworld_pipeline.cli.shown import say
 from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import REMOTE_VARIABLE, STATE_VARIABLE
@@ -102,7 +103,8 @@ def fresh_state(path: Path, state_remote: str, *, must_exist: bool = True, as_js
     if state_remote or read_note(state.root) is not None:
         from osworld_pipeline.remote.status import refresh
 
-        refresh(state, state_remote, lambda sentence: say(sentence, as_json=as_json))
+        with shown_progress("remote pull", as_json=as_json) as on_progress:
+            refresh(state, state_remote, lambda sentence: say(sentence, as_json=as_json), on_progress)
     return existing_state(path) if must_exist else writable_state(path, must_exist=False)
 
 

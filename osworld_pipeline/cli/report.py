@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from osworld_pipeline.cli import completion
 from osworld_pipeline.cli.machine import JsonOption
@@ -21,6 +20,7 @@ from osworld_pipeline.cli.options import (
     names_of,
     recipe_source,
 )
+from osworld_pipeline.cli.progress import shown_progress
 from osworld_pipeline.cli.shown import counted, say
 from osworld_pipeline.programs.answers import print_json
 
@@ -66,13 +66,15 @@ def report(
     uri = deployment_tracking(os.environ).resolve(folder)
     if training:
         stage_key = made.find_stage(folder, training)
-        path = made.make_training_report(folder, stage_key, tracking_uri=uri, say=say)
+        with shown_progress("writing the page", as_json=as_json):
+            path = made.make_training_report(folder, stage_key, tracking_uri=uri, say=say)
         _answer([path], {"report": path, "stage_key": stage_key}, as_json)
         return
     source = recipe_source(recipe, settings, smoke)
     loaded = source.load()
     if suite:
-        path = made.make_suite_report(folder, loaded, suite, recipe_options=source.options)
+        with shown_progress("writing the page", as_json=as_json):
+            path = made.make_suite_report(folder, loaded, suite, recipe_options=source.options)
         _answer([path], {"report": path, "suite": suite}, as_json)
         return
     if everything:
@@ -81,8 +83,9 @@ def report(
         paths = _make_all(folder, loaded, ids, stages, tracking_uri=uri, as_json=as_json)
         _answer(paths, {"reports": paths, "checkpoints": ids}, as_json)
         return
-    ids = made.reported_checkpoints(folder, loaded, names_of(checkpoints), recipe_options=source.options)
-    path = made.make_report(folder, loaded, checkpoint_ids=ids, tracking_uri=uri, say=say)
+    with shown_progress("writing the page", as_json=as_json):
+        ids = made.reported_checkpoints(folder, loaded, names_of(checkpoints), recipe_options=source.options)
+        path = made.make_report(folder, loaded, checkpoint_ids=ids, tracking_uri=uri, say=say)
     _answer([path], {"report": path, "checkpoints": ids}, as_json)
 
 
@@ -94,7 +97,7 @@ def _make_all(
 
     begun_s = time.monotonic()
     say(f"pages of evaluations, of suites, and of {counted(len(stages), 'training run')}", as_json=as_json)
-    with Console(stderr=True, quiet=as_json).status("writing pages"):
+    with shown_progress("writing pages", as_json=as_json):
         return made.make_all_reports(
             folder, recipe, checkpoint_ids=ids, stage_keys=stages, tracking_uri=tracking_uri, say=say,
             on_page=lambda path: say(f"{time.monotonic() - begun_s:6.1f} s  {path.name}", as_json=as_json),

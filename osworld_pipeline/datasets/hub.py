@@ -18,6 +18,7 @@ from osworld_pipeline.atomic_io import locked
 from osworld_pipeline.datasets.source_lock import LOCK_FILE, SourceLock, read_source_lock, write_source_lock
 from osworld_pipeline.datasets.sources import REPLAY_SOURCES, TASK_SOURCES, Source
 from osworld_pipeline.errors import DatasetError, DependencyError, StoreError
+from osworld_pipeline.progress import BYTES, OnProgress, Tally, begin
 
 if TYPE_CHECKING:
     from huggingface_hub import DatasetInfo
@@ -74,6 +75,7 @@ def fetch_sources(
     *,
     endpoint: str | None = None,
     on_fetched: Callable[[Fetched], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> tuple[Fetched, ...]:
     """Downloads the missing files and locks each one as soon as it is in place.
 
@@ -88,7 +90,7 @@ def fetch_sources(
         datasets_root / f"{STAGING}.lock", timeout_s=LOCK_TIMEOUT_S, error=DatasetError, what="the datasets folder"
     ):
         for request in requests:
-            result = _fetch(request, datasets_root, endpoint)
+            result = _fetch(request, datasets_root, endpoint, on_progress)
             locks = {**read_source_lock(datasets_root), request.source.name: result.lock}
             write_source_lock(datasets_root, locks)
             results.append(result)
@@ -97,7 +99,8 @@ def fetch_sources(
     return tuple(results)
 
 
-def _fetch(request: FetchRequest, root: Path, endpoint: str | None) -> Fetched:
+def _fetch(request: FetchRequest, root: Path, endpoint: str | None, on_progress: OnProgress | None) -> Fetched:
+    begin(on_progress, f"looking for {request.source.name}")
     known = read_source_lock(root).get(request.source.name)
     path = root / request.source.path
     if known is not None and _is_pinned(request, known) and path.is_file() and _sha256(path) == known.sha256:
@@ -114,7 +117,8 @@ def _fetch(request: FetchRequest, root: Path, endpoint: str | None) -> Fetched:
     if known is not None and is_same and path.is_file() and _sha256(path) == known.sha256:
         return Fetched(lock=known, path=path, was_there=True)
     staging = root / STAGING / request.source.name / revision
-    downloaded = _ask(request, lambda hub: _download(hub, request, filename, revision, staging, endpoint))
+    downloaded = _ask(request, lambda hub: _download(hub, request, filename, revision, staging, endpoint, on_progress))
+    begin(on_progress, f"checking {request.source.name}")
     sha256 = _sha256(downloaded)
     if known is not None and is_same and known.sha256 != sha256:
         shutil.rmtree(root / STAGING / request.source.name, ignore_errors=True)
@@ -141,7 +145,13 @@ def _fetch(request: FetchRequest, root: Path, endpoint: str | None) -> Fetched:
 
 
 def _download(
-    hub: Any, request: FetchRequest, filename: str, revision: str, staging: Path, endpoint: str | None
+    hub: Any,
+    request: FetchRequest,
+    filename: str,
+    revision: str,
+    staging: Path,
+    endpoint: str | None,
+    on_progress: OnProgress | None,
 ) -> Path:
     """Returns the file in the staging folder. A partial download of an earlier process is resumed; the etag in its name
     shows that the content is the same."""
@@ -154,8 +164,31 @@ def _download(
     with part.open("ab") as file:
         if found.size is not None and file.tell() > found.size:
             file.truncate(0)
-        http_get(url, file, resume_size=file.tell(), headers=hub.utils.build_hf_headers(), expected_size=found.size)
+        http_get(
+            url,
+            file,
+            resume_size=file.tell(),
+            headers=hub.utils.build_hf_headers(),
+            expected_size=found.size,
+            tqdm_class=_reporting(on_progress, f"receiving {request.source.name}"),
+        )
     return part
+
+
+def _reporting(on_progress: OnProgress | None, what: str) -> Any:
+    """The class of a progress bar that the client makes: it draws nothing."""
+    from huggingface_hub.utils import tqdm
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options | {"disable": True})
+            self._received = Tally(on_progress, what, options["total"] or 0, BYTES)
+            self._received.add(options["initial"])
+
+        def update(self, n: float | None = 1) -> None:
+            self._received.add(int(n or 0))
+
+    return Bar
 
 
 def _is_pinned(request: FetchRequest, known: SourceLock) -> bool:

@@ -4,7 +4,7 @@ StoreError. Credentials, endpoint and region come from the environment (AWS_*)."
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
@@ -31,6 +31,13 @@ CREDENTIALS = (
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[^/\s?#][^\s?#]*?))?/?")
 
 
+OnBytes = Callable[[int], None]
+
+
+def _ignore(num_bytes: int) -> None:
+    pass
+
+
 class Found(NamedTuple):
     data: bytes
     version: str
@@ -46,6 +53,24 @@ class Listed(NamedTuple):
 
 class OutdatedError(Exception):
     """The object is not the version that was to be replaced."""
+
+
+class _Counted:
+    """An open file that reports how many bytes are read."""
+
+    def __init__(self, file: BinaryIO, on_bytes: OnBytes) -> None:
+        self._file, self._on_bytes = file, on_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._on_bytes(len(data))
+        return data
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
 
 
 class Bucket:
@@ -95,21 +120,29 @@ class Bucket:
             except FileNotFoundError:
                 return None
 
-    def upload(self, file: BinaryIO, key: str) -> int:
+    def upload(self, file: BinaryIO, key: str, *, on_bytes: OnBytes = _ignore) -> int:
         """Stores an open file under a key derived from its content; returns the bytes sent, 0 if it exists already.
-        Raises StoreError."""
+        `on_bytes` is called with each number of bytes that are read, or that exist already. Raises StoreError."""
         import obstore
 
         num_bytes = os.fstat(file.fileno()).st_size
         if self.size(key) == num_bytes:
+            on_bytes(num_bytes)
             return 0
         # An object appears atomically, even after many requests.
         with self._explained(f"upload {file.name}"):
-            obstore.put(self._store, key, file, chunk_size=CHUNK_BYTES, max_concurrency=CHUNKS_AT_ONCE)
+            obstore.put(
+                self._store,
+                key,
+                _Counted(file, on_bytes),  # pyright: ignore[reportArgumentType] - it has what obstore calls
+                chunk_size=CHUNK_BYTES,
+                max_concurrency=CHUNKS_AT_ONCE,
+            )
         return num_bytes
 
-    def download(self, key: str, path: Path, *, sha256: str) -> bool:
-        """Downloads an object to `path` atomically; False if there is no such object.
+    def download(self, key: str, path: Path, *, sha256: str, on_bytes: OnBytes = _ignore) -> bool:
+        """Downloads an object to `path` atomically; False if there is no such object. `on_bytes` is called with each
+        number of bytes that are received.
 
         Raises:
             StoreError: the store or the file system refused, or the content has another hash.
@@ -127,6 +160,7 @@ class Bucket:
                     for chunk in found.stream(min_chunk_size=CHUNK_BYTES):
                         digest.update(chunk)
                         file.write(chunk)
+                        on_bytes(len(chunk))
                 if digest.hexdigest() != sha256:
                     raise StoreError(f"{self.url}/{key} is damaged (another SHA-256): push it again from its origin")
         return True

@@ -12,6 +12,7 @@ from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.evaluation.scores import CheckpointScore, read_evals, score_checkpoints
+from osworld_pipeline.progress import OnProgress
 from osworld_pipeline.publishing.publication import (
     CARD,
     RECORD,
@@ -21,6 +22,7 @@ from osworld_pipeline.publishing.publication import (
     markdown_table,
     need_licence,
     need_licences,
+    read_files,
 )
 from osworld_pipeline.runs.checkpoints.endpoints import is_address
 from osworld_pipeline.runs.checkpoints.registry import register_checkpoint
@@ -46,7 +48,12 @@ FROM licences WHERE checkpoint_id = ? AND how = 'weights' ORDER BY generations
 
 
 def plan_checkpoint(
-    state: StateDir, named: str, *, licence: str | None, source_licences: Mapping[str, str] | None = None
+    state: StateDir,
+    named: str,
+    *,
+    licence: str | None,
+    source_licences: Mapping[str, str] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Publication:
     """`licence` is that of the weights. `source_licences` states that of a source, or of an ancestor that was not
     trained here, if the tables have none.
@@ -67,7 +74,10 @@ def plan_checkpoint(
     _need_weights(checkpoint, folder)
     scores = score_checkpoints(row for row in read_evals(state) if row.checkpoint_id == checkpoint.checkpoint_id)
     recipe = _json(checkpoint.recipe)
-    files = (*_files(folder), *([PublishedFile.of(RECIPE_FILE, recipe)] if checkpoint.recipe else []))
+    files = (
+        *read_files(folder, _paths(folder), on_progress),
+        *([PublishedFile.of(RECIPE_FILE, recipe)] if checkpoint.recipe else []),
+    )
     return Publication(
         repo_type="model",
         kind="checkpoint",
@@ -131,13 +141,9 @@ def _need_weights(checkpoint: Checkpoint, folder: Path) -> None:
         )
 
 
-def _files(folder: Path) -> tuple[PublishedFile, ...]:
+def _paths(folder: Path) -> list[Path]:
     paths = sorted(path for name in _FOLDERS for path in (folder / name).glob("*") if path.is_file())
-    return tuple(
-        PublishedFile.of(path.relative_to(folder).as_posix(), path)
-        for path in paths
-        if path.name not in _STATE_OF_TRAINING and not path.name.startswith(".")
-    )
+    return [path for path in paths if path.name not in _STATE_OF_TRAINING and not path.name.startswith(".")]
 
 
 def _json(value: Any) -> bytes:

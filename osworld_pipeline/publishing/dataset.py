@@ -9,6 +9,7 @@ from typing import Any
 from osworld_pipeline.datasets.exporters.folder import MANIFEST
 from osworld_pipeline.domain.shown_commands import PIPELINE, shell_line
 from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.progress import OnProgress
 from osworld_pipeline.publishing.publication import (
     CARD,
     LicensedRows,
@@ -17,6 +18,7 @@ from osworld_pipeline.publishing.publication import (
     join_licences,
     markdown_table,
     need_licences,
+    read_files,
 )
 
 KINDS = ("huggingface", "parquet", "lance")
@@ -25,7 +27,7 @@ _HEAD = re.compile(r"\A---\n.*?\n---\n(\s*# [^\n]*\n)?", re.DOTALL)
 _LICENCES = re.compile(r"^## Licences\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 
 
-def plan_dataset(folder: Path) -> Publication:
+def plan_dataset(folder: Path, on_progress: OnProgress | None = None) -> Publication:
     """
     Raises:
         DatasetError: it is not such an export, its files differ from its manifest, or rows have no licence.
@@ -37,7 +39,7 @@ def plan_dataset(folder: Path) -> Publication:
     )
     need_licences(licences, remedy=REMEDY)
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != CARD)
-    files = tuple(PublishedFile.of(path.relative_to(folder).as_posix(), path) for path in paths)
+    files = read_files(folder, paths, on_progress)
     _need_whole(folder, manifest, files)
     kind = manifest["kind"]
     return Publication(

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from typing import Any
 from pydantic import SecretStr
 
 from osworld_pipeline.errors import DatasetError, DependencyError, StoreError
+from osworld_pipeline.progress import BYTES, OnProgress, Tally, begin
 from osworld_pipeline.publishing.publication import RECORD, Publication, PublishedFile
 
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the variable's name, not a token
+SENT_AT_ONCE_BYTES = 256 << 20
+"""The client sends the files of one call in parallel."""
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
@@ -48,7 +52,13 @@ def need_repo(name: str) -> str:
 
 
 def push(
-    publication: Publication, repo: str, *, token: SecretStr, is_private: bool = False, endpoint: str | None = None
+    publication: Publication,
+    repo: str,
+    *,
+    token: SecretStr,
+    is_private: bool = False,
+    endpoint: str | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Pushed:
     """Creates the repository if there is none, then commits the changes. `endpoint`: None means HF_ENDPOINT.
 
@@ -58,11 +68,22 @@ def push(
         StoreError: a file cannot be read.
     """
     need_repo(repo)
-    return _ask(repo, token, lambda hub: _push(hub, publication, repo, token, is_private, endpoint))
+
+    def call(hub: Any) -> Pushed:
+        with _without_own_bars():
+            return _push(hub, publication, repo, token, is_private, endpoint, on_progress)
+
+    return _ask(repo, token, call)
 
 
 def _push(
-    hub: Any, publication: Publication, repo: str, token: SecretStr, is_private: bool, endpoint: str | None
+    hub: Any,
+    publication: Publication,
+    repo: str,
+    token: SecretStr,
+    is_private: bool,
+    endpoint: str | None,
+    on_progress: OnProgress | None,
 ) -> Pushed:
     api = hub.HfApi(endpoint=endpoint, token=token.get_secret_value())
     kind = publication.repo_type
@@ -71,11 +92,14 @@ def _push(
     there = {sibling.rfilename for sibling in before.siblings or ()}
     files = publication.all_files()
     removed = sorted(there & (_published_before(api, repo, kind, there) - {file.path for file in files}))
+    added = _hashed(hub, files, on_progress)
+    _send(api, repo, kind, files, added, on_progress)
+    begin(on_progress, "waiting for the commit")
     done = api.create_commit(
         repo,
         repo_type=kind,
         operations=[
-            *(hub.CommitOperationAdd(path_in_repo=file.path, path_or_fileobj=_content(file)) for file in files),
+            *added,
             *(hub.CommitOperationDelete(path_in_repo=path) for path in removed),
         ],
         commit_message=f"Publish {publication.kind} {publication.data_digest[:12]}",
@@ -89,6 +113,50 @@ def _push(
         num_files=len(files),
         num_removed=len(removed),
     )
+
+
+def _hashed(hub: Any, files: Sequence[PublishedFile], on_progress: OnProgress | None) -> list[Any]:
+    """The operations that add the files; the client hashes each when it makes one."""
+    hashed = Tally(on_progress, "hashing files for the hub", sum(file.num_bytes for file in files), BYTES)
+    added: list[Any] = []
+    for file in files:
+        added.append(hub.CommitOperationAdd(path_in_repo=file.path, path_or_fileobj=_content(file)))
+        hashed.add(file.num_bytes)
+    return added
+
+
+def _send(
+    api: Any,
+    repo: str,
+    kind: str,
+    files: Sequence[PublishedFile],
+    added: Sequence[Any],
+    on_progress: OnProgress | None,
+) -> None:
+    """Sends the large files, some at a time; the commit then names them."""
+    sent = Tally(on_progress, "sending files", sum(file.num_bytes for file in files), BYTES)
+    start = num_bytes = 0
+    for end, file in enumerate(files, start=1):
+        num_bytes += file.num_bytes
+        if num_bytes >= SENT_AT_ONCE_BYTES or end == len(files):
+            api.preupload_lfs_files(repo, added[start:end], repo_type=kind, free_memory=False)
+            sent.add(num_bytes)
+            start, num_bytes = end, 0
+
+
+@contextmanager
+def _without_own_bars() -> Iterator[None]:
+    """The client draws bars on any terminal."""
+    from huggingface_hub import utils
+
+    if utils.are_progress_bars_disabled():
+        yield
+        return
+    utils.disable_progress_bars()
+    try:
+        yield
+    finally:
+        utils.enable_progress_bars()
 
 
 def _content(file: PublishedFile) -> str | bytes:

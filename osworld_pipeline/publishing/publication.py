@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.progress import BYTES, OnProgress, Tally
 
 RepoType = Literal["dataset", "model"]
 RECORD = "publication.json"
@@ -46,6 +47,16 @@ class PublishedFile:
         with content.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return cls(path=path, content=content, sha256=sha256, num_bytes=content.stat().st_size)
+
+
+def read_files(folder: Path, paths: Collection[Path], on_progress: OnProgress | None) -> tuple[PublishedFile, ...]:
+    """The files with these paths below `folder`."""
+    hashed = Tally(on_progress, "hashing files", sum(path.stat().st_size for path in paths), BYTES)
+    files: list[PublishedFile] = []
+    for path in paths:
+        files.append(PublishedFile.of(path.relative_to(folder).as_posix(), path))
+        hashed.add(files[-1].num_bytes)
+    return tuple(files)
 
 
 @dataclass(frozen=True, kw_only=True)

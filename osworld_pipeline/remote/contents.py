@@ -1,13 +1,14 @@
 """Lists the files of a state at one moment."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import read_note
+from osworld_pipeline.progress import BYTES, OnProgress, Tally
 from osworld_pipeline.remote.manifest import Hashes, RemoteFile, read_base
 from osworld_pipeline.store.old_tokens import need_sequences
 from osworld_pipeline.store.pack_index import SUFFIX as INDEX_SUFFIX
@@ -27,7 +28,7 @@ class Contents:
     compaction: Manifest
 
 
-def list_contents(state: StateDir, hashes: Hashes) -> Contents:
+def list_contents(state: StateDir, hashes: Hashes, on_progress: OnProgress | None = None) -> Contents:
     """
     Raises:
         StoreError: the store is damaged, or changes faster than it can be listed.
@@ -37,7 +38,7 @@ def list_contents(state: StateDir, hashes: Hashes) -> Contents:
         before = _marks(state)
         try:
             compaction = Manifest.checked(state.trajectories)
-            files = {path: hashes.of(path) for path in (*_parts(state), *_others(state), *_packs(state))}
+            files = _hashed(hashes, [*_parts(state), *_others(state), *_packs(state)], on_progress)
             files = {**_not_fetched(state, files), **files}
         except FileNotFoundError:
             continue  # replaced since it was listed
@@ -45,6 +46,17 @@ def list_contents(state: StateDir, hashes: Hashes) -> Contents:
             return Contents(files=files, compaction=compaction)
         time.sleep(PAUSE_S)
     raise StoreError(f"{state.root} changes faster than it can be listed: push again when its compaction has ended")
+
+
+def _hashed(hashes: Hashes, paths: Sequence[str], on_progress: OnProgress | None) -> dict[str, RemoteFile]:
+    """Raises FileNotFoundError if one of them is gone."""
+    num_bytes = sum(map(hashes.size, paths)) if on_progress is not None else 0
+    read = Tally(on_progress, "hashing files", num_bytes, BYTES)
+    files: dict[str, RemoteFile] = {}
+    for path in paths:
+        files[path] = hashes.of(path)
+        read.add(files[path].num_bytes)
+    return files
 
 
 def _marks(state: StateDir) -> tuple[Manifest, str]:

@@ -18,6 +18,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket, open_bucket, read_note
 from osworld_pipeline.object_store.bucket import Listed
+from osworld_pipeline.progress import OnProgress, counted
 from osworld_pipeline.remote.images import replace_journal
 from osworld_pipeline.remote.manifest import Remote, is_pack, read_remote, write_base
 from osworld_pipeline.remote.push import LOCK, LOCK_TIMEOUT_S, need_known, push_known, swap
@@ -51,7 +52,12 @@ class RemoteGarbage:
 
 
 def collect_remote_garbage(
-    state: StateDir, url: str, *, grace_s: float = GRACE_S, is_dry_run: bool = False
+    state: StateDir,
+    url: str,
+    *,
+    grace_s: float = GRACE_S,
+    is_dry_run: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> RemoteGarbage:
     """Pushes the state, then removes unreferenced objects older than `grace_s`; safe with concurrent training, readers
     and pushes from elsewhere. A dry run does not push, so it uses the last push.
@@ -71,14 +77,14 @@ def collect_remote_garbage(
         if is_dry_run:
             if remote is None:
                 raise StoreError(f"nothing was pushed to {bucket.url} yet")
-            return _total(_dead(state, bucket, remote, before=time.time() - grace_s))
-        push_known(state, bucket, remote)
-        return _collect(state, bucket, grace_s)
+            return _total(_dead(state, bucket, remote, before=time.time() - grace_s, on_progress=on_progress))
+        push_known(state, bucket, remote, on_progress)
+        return _collect(state, bucket, grace_s, on_progress)
 
 
-def _collect(state: StateDir, bucket: Bucket, grace_s: float) -> RemoteGarbage:
+def _collect(state: StateDir, bucket: Bucket, grace_s: float, on_progress: OnProgress | None) -> RemoteGarbage:
     with _closed(state, bucket) as closed:
-        dead = _dead(state, bucket, closed.remote, before=time.time() - grace_s)
+        dead = _dead(state, bucket, closed.remote, before=time.time() - grace_s, on_progress=on_progress)
         images: set[bytes] = set()
         done = _total(_removed(bucket, closed, dead, images))
         manifest = closed.remote.manifest
@@ -139,16 +145,19 @@ def _closed(state: StateDir, bucket: Bucket) -> Iterator[_Closed]:
         closed.open()
 
 
-def _dead(state: StateDir, bucket: Bucket, remote: Remote, *, before: float) -> Iterator[Listed]:
+def _dead(
+    state: StateDir, bucket: Bucket, remote: Remote, *, before: float, on_progress: OnProgress | None
+) -> Iterator[Listed]:
     """Objects that were uploaded before `before` (Unix time) and that neither the manifest nor, for images, a row
     names. An image of a row is included if a pack with it was also uploaded before that time."""
     manifest = remote.manifest
     named = {file.key(path) for path, file in manifest.files.items()} | manifest.retired_objects.keys()
-    used = used_images((state.tables, state.trajectories))
+    used = used_images((state.tables, state.trajectories), on_progress)
     packs = {path for path in manifest.files if is_pack(path)}
     settled = {PurePosixPath(one.key).name for one in bucket.list(PACKS) if one.key in packs and one.modified < before}
     blobs = BlobStore(state.blobs)
-    listed = (one for one in bucket.list() if one.modified < before and one.key not in named)
+    found = counted(bucket.list(), on_progress, "looking for unused objects", "objects")
+    listed = (one for one in found if one.modified < before and one.key not in named)
     while batch := list(islice(listed, BATCH)):
         yield from (one for one in batch if _FILE.fullmatch(one.key))
         images = [(match["sha256"], one) for one in batch if (match := _IMAGE.fullmatch(one.key))]

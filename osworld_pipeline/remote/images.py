@@ -7,7 +7,7 @@ A journal next to the state records which are uploaded. It only saves time: with
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket
 from osworld_pipeline.object_store.note import FOLDER
+from osworld_pipeline.progress import OnProgress, Tally
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.store.garbage import images_of
 
@@ -36,7 +37,13 @@ class ImageSummary:
 
 
 def push_images(
-    state: StateDir, bucket: Bucket, files: Iterable[str], packs: Set[str], *, journal: str
+    state: StateDir,
+    bucket: Bucket,
+    files: Sequence[str],
+    packs: Set[str],
+    *,
+    journal: str,
+    on_progress: OnProgress | None = None,
 ) -> ImageSummary:
     """Uploads the images that the rows of these files name and that are in none of `packs`.
 
@@ -47,16 +54,17 @@ def push_images(
     done = ImageSummary()
     known = _Journal(state.root / FOLDER / f"{JOURNAL}{journal}")
     known.remove_others()
-    waiting: set[bytes] = set()
-    for number, path in enumerate(files, start=1):
-        waiting.update(_images_of(state.root / path))
-        if number % FILES_AT_ONCE == 0:
-            done = _plus(done, _push(state, bucket, known, waiting, packs))
-            waiting.clear()
-    return _plus(done, _push(state, bucket, known, waiting, packs))
+    for first in range(0, len(files), FILES_AT_ONCE):
+        some = files[first : first + FILES_AT_ONCE]
+        what = f"sending images of files {first + 1}-{first + len(some)} of {len(files)}"
+        images = {digest for path in some for digest in _images_of(state.root / path)}
+        done = _plus(done, _push(state, bucket, known, images, packs, Tally(on_progress, what, len(images), "images")))
+    return done
 
 
-def _push(state: StateDir, bucket: Bucket, journal: "_Journal", images: set[bytes], packs: Set[str]) -> ImageSummary:
+def _push(
+    state: StateDir, bucket: Bucket, journal: "_Journal", images: Set[bytes], packs: Set[str], looked_at: Tally
+) -> ImageSummary:
     done = ImageSummary()
     blobs = BlobStore(state.blobs)
     by_folder: dict[str, set[bytes]] = defaultdict(set)
@@ -66,7 +74,11 @@ def _push(state: StateDir, bucket: Bucket, journal: "_Journal", images: set[byte
         for folder, digests in sorted(by_folder.items()):
             # Not recorded in the journal: a pack may be removed and its image become a file again.
             new = sorted(one for one in digests - journal.read(folder) if not _is_packed(blobs, one.hex(), packs))
-            sizes = list(pool.map(lambda digest: _upload(blobs, bucket, digest.hex()), new))
+            looked_at.add(len(digests) - len(new))
+            sizes: list[int | None] = []
+            for size in pool.map(lambda digest: _upload(blobs, bucket, digest.hex()), new):
+                sizes.append(size)
+                looked_at.add(1)
             journal.add(folder, [digest for digest, size in zip(new, sizes, strict=True) if size is not None])
             uploaded = [size for size in sizes if size]
             done = _plus(done, ImageSummary(

@@ -147,6 +147,10 @@ class Hashes:
             self._known = {}
         self._used: dict[str, list[Any]] = {}
 
+    def size(self, path: str) -> int:
+        """Raises FileNotFoundError."""
+        return (self._root / path).stat().st_size
+
     def of(self, path: str) -> RemoteFile:
         """Raises FileNotFoundError."""
         full = self._root / path

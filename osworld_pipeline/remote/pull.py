@@ -15,6 +15,7 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket, RemoteNote, open_bucket, read_note, write_note
 from osworld_pipeline.object_store.note import FOLDER, is_cache
+from osworld_pipeline.progress import BYTES, OnProgress, Tally, begin
 from osworld_pipeline.remote.contents import (
     commits_others,
     is_card,
@@ -41,7 +42,7 @@ class PullSummary:
     downloaded_bytes: int = 0
 
 
-def pull(state: StateDir, url: str) -> PullSummary:
+def pull(state: StateDir, url: str, on_progress: OnProgress | None = None) -> PullSummary:
     """Updates a cache; data that was made here and not pushed yet is kept.
 
     Raises:
@@ -67,7 +68,8 @@ def pull(state: StateDir, url: str) -> PullSummary:
             return PullSummary(generation=now.generation, is_changed=False)
         if note is None:
             write_note(state.root, RemoteNote(url=bucket.url, role="cache"))
-        done = _pull(state, bucket, now, base)
+        done = _pull(state, bucket, now, base, on_progress)
+        begin(on_progress, "building the catalog")
         rebuild_catalog(state)
         write_base(state.root, now)
         return done
@@ -82,12 +84,19 @@ def _need_cache(state: StateDir, url: str) -> RemoteNote | None:
     return note
 
 
-def _pull(state: StateDir, bucket: Bucket, now: RemoteManifest, base: RemoteManifest | None) -> PullSummary:
+def _pull(
+    state: StateDir,
+    bucket: Bucket,
+    now: RemoteManifest,
+    base: RemoteManifest | None,
+    on_progress: OnProgress | None,
+) -> PullSummary:
     root = state.trajectories
     hashes = Hashes(state.root)
     others = [path for path in now.files if _is_pulled(path) and not is_part(path)]
     others = [path for path in others if _is_newer_there(state, path, hashes, now, base)]
     parts = [path for path in now.files if is_part(path) and not _is_here(state, path, now)]
+    received = _received(now, [*parts, *others], on_progress)
     with exclusive(root):
         remove_retired(root, grace_s=RETIRED_GRACE_S)
         before = Manifest.read(root)
@@ -95,11 +104,11 @@ def _pull(state: StateDir, bucket: Bucket, now: RemoteManifest, base: RemoteMani
         # Like a compaction: first the generation that the names of its files begin with.
         commit_manifest(root, replace(before, generation=after.generation))
         heads = [path for path in parts if path.split("/")[1] not in HEAD_OF]
-        sizes = _download(state, bucket, now, sorted(set(parts) - set(heads)))
-        sizes += _download(state, bucket, now, heads)
-        sizes += _download(state, bucket, now, [path for path in others if not commits_others(path)])
+        sizes = _download(state, bucket, now, sorted(set(parts) - set(heads)), received)
+        sizes += _download(state, bucket, now, heads, received)
+        sizes += _download(state, bucket, now, [path for path in others if not commits_others(path)], received)
         commit_manifest(root, after)
-        sizes += _download(state, bucket, now, [path for path in others if commits_others(path)])
+        sizes += _download(state, bucket, now, [path for path in others if commits_others(path)], received)
     for path in base.files if base is not None and is_cache(state.root) else ():
         if is_index(path) and path not in now.files:
             (state.root / path).unlink(missing_ok=True)
@@ -171,13 +180,17 @@ def _named(files: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     return {head: names for head, names in files.items() if names}
 
 
-def _download(state: StateDir, bucket: Bucket, now: RemoteManifest, paths: Iterable[str]) -> list[int]:
+def _received(now: RemoteManifest, paths: Iterable[str], on_progress: OnProgress | None) -> Tally:
+    return Tally(on_progress, "receiving files", sum(now.files[path].num_bytes for path in paths), BYTES)
+
+
+def _download(state: StateDir, bucket: Bucket, now: RemoteManifest, paths: Iterable[str], received: Tally) -> list[int]:
     """Downloads files; returns the bytes of each."""
 
     def fetch(path: str) -> int:
         file = now.files[path]
         key = file.key(path)
-        if not bucket.download(key, state.root / path, sha256=file.sha256):
+        if not bucket.download(key, state.root / path, sha256=file.sha256, on_bytes=received.add):
             raise StoreError(f"{bucket.url}/{key} is missing ({path}): push the state again from its origin")
         return file.num_bytes
 
@@ -185,7 +198,7 @@ def _download(state: StateDir, bucket: Bucket, now: RemoteManifest, paths: Itera
         return list(pool.map(fetch, paths))
 
 
-def fetch_checkpoints(state: StateDir, checkpoint_ids: Collection[str]) -> int:
+def fetch_checkpoints(state: StateDir, checkpoint_ids: Collection[str], on_progress: OnProgress | None = None) -> int:
     """Downloads the missing files of these checkpoints and of the bases of adapters; returns the bytes. A folder that
     is not a cache is unchanged.
 
@@ -198,7 +211,7 @@ def fetch_checkpoints(state: StateDir, checkpoint_ids: Collection[str]) -> int:
     wanted = _with_bases(base, checkpoint_ids)
     folders = tuple(f"{state.checkpoints.name}/{name}/" for name in wanted)
     paths = [path for path in base.files if path.startswith(folders) and not _is_here(state, path, base)]
-    return sum(_download(state, open_bucket(note.url), base, paths))
+    return sum(_download(state, open_bucket(note.url), base, paths, _received(base, paths, on_progress)))
 
 
 def _with_bases(base: RemoteManifest, checkpoint_ids: Collection[str]) -> set[str]:

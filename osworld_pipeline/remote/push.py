@@ -4,7 +4,7 @@ them."""
 import hashlib
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket, RemoteNote, open_bucket, read_note, write_note
 from osworld_pipeline.object_store.bucket import OutdatedError
 from osworld_pipeline.object_store.note import FOLDER
+from osworld_pipeline.progress import BYTES, OnProgress, Tally
 from osworld_pipeline.remote.contents import Contents, is_catalog, list_contents
 from osworld_pipeline.remote.images import push_images
 from osworld_pipeline.remote.manifest import (
@@ -55,7 +56,7 @@ class PushSummary:
     """Removed objects that no path had named for a day."""
 
 
-def push(state: StateDir, url: str) -> PushSummary:
+def push(state: StateDir, url: str, on_progress: OnProgress | None = None) -> PushSummary:
     """Uploads the current state to the object store; safe during training. A killed push leaves the earlier state.
 
     Raises:
@@ -72,7 +73,7 @@ def push(state: StateDir, url: str) -> PushSummary:
         )
     with locked(state.root / LOCK, timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the copy on the object store"):
         remote = need_known(state, bucket)
-        done = push_known(state, bucket, remote)
+        done = push_known(state, bucket, remote, on_progress)
         if note is None:
             write_note(state.root, RemoteNote(url=bucket.url, role="origin"))
         return done
@@ -102,17 +103,19 @@ def need_known(state: StateDir, bucket: Bucket) -> Remote | None:
     return remote
 
 
-def push_known(state: StateDir, bucket: Bucket, remote: Remote | None) -> PushSummary:
+def push_known(
+    state: StateDir, bucket: Bucket, remote: Remote | None, on_progress: OnProgress | None = None
+) -> PushSummary:
     """`remote`: as returned by `need_known`. The caller holds the lock."""
     before = remote.manifest if remote else RemoteManifest(state_id=_new_id(state), generation=0, files={})
     hashes = Hashes(state.root)
     for _ in range(NUM_LOOKS):
-        contents = list_contents(state, hashes)
+        contents = list_contents(state, hashes, on_progress)
         new = [path for path, file in contents.files.items() if before.files.get(path) != file]
         try:
             packs = {path.rpartition("/")[2] for path in contents.files if is_pack(path)}
-            images = push_images(state, bucket, new, packs, journal=before.journal)
-            sizes = _upload(state, bucket, contents, new)
+            images = push_images(state, bucket, new, packs, journal=before.journal, on_progress=on_progress)
+            sizes = _upload(state, bucket, contents, new, on_progress)
             break
         except FileNotFoundError:
             continue  # compaction has replaced a file: retry; uploaded objects are found again
@@ -152,8 +155,12 @@ def _new_id(state: StateDir) -> str:
     return path.read_text()
 
 
-def _upload(state: StateDir, bucket: Bucket, contents: Contents, paths: Iterable[str]) -> list[int]:
+def _upload(
+    state: StateDir, bucket: Bucket, contents: Contents, paths: Collection[str], on_progress: OnProgress | None
+) -> list[int]:
     """Bytes of each file that was sent."""
+    num_bytes = sum(contents.files[path].num_bytes for path in paths)
+    sent = Tally(on_progress, "sending files", num_bytes, BYTES)
 
     def send(path: str) -> int:
         # Files are replaced, not changed: an open file keeps its content.
@@ -161,7 +168,7 @@ def _upload(state: StateDir, bucket: Bucket, contents: Contents, paths: Iterable
             if hashlib.file_digest(file, "sha256").hexdigest() != contents.files[path].sha256:
                 raise FileNotFoundError(path)
             file.seek(0)
-            return bucket.upload(file, contents.files[path].key(path))
+            return bucket.upload(file, contents.files[path].key(path), on_bytes=sent.add)
 
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="push") as pool:
         return [size for size in pool.map(send, paths) if size]

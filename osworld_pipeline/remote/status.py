@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError, StoreError
 from osworld_pipeline.object_store import open_bucket, read_note
+from osworld_pipeline.progress import OnProgress
 from osworld_pipeline.remote.contents import is_catalog, list_contents
 from osworld_pipeline.remote.manifest import Hashes, read_base, read_remote
 from osworld_pipeline.remote.pull import pull
@@ -30,11 +31,11 @@ class RemoteStatus:
     """Local files that the last push or pull did not have, without the catalog, which is built from the others."""
 
 
-def remote_status(state: StateDir, url: str) -> RemoteStatus:
+def remote_status(state: StateDir, url: str, on_progress: OnProgress | None = None) -> RemoteStatus:
     """Raises StoreError, DependencyError."""
     bucket = open_bucket(url)
     note, base, remote = read_note(state.root), read_base(state.root), read_remote(bucket)
-    here = list_contents(state, Hashes(state.root)).files if state.root.is_dir() else {}
+    here = list_contents(state, Hashes(state.root), on_progress).files if state.root.is_dir() else {}
     known = base.files if base else {}
     there = remote.manifest.files if remote else {}
     return RemoteStatus(
@@ -56,7 +57,7 @@ def need_remote(state: StateDir, url: str) -> str:
     raise StoreError(f"{state.root} belongs to no object store: name one with --state-remote s3://BUCKET/PREFIX")
 
 
-def refresh(state: StateDir, url: str, say: Say) -> None:
+def refresh(state: StateDir, url: str, say: Say, on_progress: OnProgress | None = None) -> None:
     """Updates a cache before it is read; any other folder is unchanged. Without a network the earlier cache is used,
     and `say` reports that.
 
@@ -68,19 +69,19 @@ def refresh(state: StateDir, url: str, say: Say) -> None:
     if is_own or not (url or note):
         return
     try:
-        pull(state, need_remote(state, url))
+        pull(state, need_remote(state, url), on_progress)
     except StoreError as error:
         if not state.catalog.is_file():
             raise
         say(f"the copy in {state.root} may be old: {error}")
 
 
-def push_after(state: StateDir, url: str, say: Say) -> PushSummary | None:
+def push_after(state: StateDir, url: str, say: Say, on_progress: OnProgress | None = None) -> PushSummary | None:
     """Pushes an origin after a compaction or a stage, if configured. A failure is only reported, because the next push
     makes up for it. A cache is pushed only by the command."""
     try:
         note = read_note(state.root)
-        return push(state, url) if url and (note is None or note.role == "origin") else None
+        return push(state, url, on_progress) if url and (note is None or note.role == "origin") else None
     except (StoreError, DependencyError) as error:
         say(f"not pushed: {error}")
         return None

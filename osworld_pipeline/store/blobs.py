@@ -13,6 +13,7 @@ from osworld_pipeline.atomic_io import locked, remove_stale_temps, write_file
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store import Bucket, open_bucket, read_note
+from osworld_pipeline.progress import OnProgress, tracked
 from osworld_pipeline.store.pack_files import NAME_BYTES, SUFFIXES, name_before
 from osworld_pipeline.store.packs import open_packs
 from osworld_pipeline.store.touches import TouchJournal
@@ -83,9 +84,12 @@ class BlobStore:
             self.root / LOCK, timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the image store", is_shared=is_shared
         )
 
-    def list(self) -> Iterator[tuple[str, Path, os.stat_result]]:
+    def list(
+        self, on_progress: OnProgress | None = None, what: str = "listing images"
+    ) -> Iterator[tuple[str, Path, os.stat_result]]:
         """SHA-256, path and stat of all image files, in no order; files removed meanwhile are skipped."""
-        for folder in sorted(self.root.glob("[0-9a-f][0-9a-f]")):
+        folders = sorted(self.root.glob("[0-9a-f][0-9a-f]"))
+        for folder in tracked(folders, on_progress, what, "folders"):
             with os.scandir(folder) as entries:
                 for entry in entries:
                     name, _, suffix = entry.name.partition(".")

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from osworld_pipeline.atomic_io import locked, remove_stale_temps, write_file
 from osworld_pipeline.columns import is_newer, stored
 from osworld_pipeline.errors import StoreBusyError, StoreError
+from osworld_pipeline.progress import OnProgress, Tally, tracked
 from osworld_pipeline.store.compacted_files import write_compacted
 from osworld_pipeline.store.compaction_plan import Choice, Unit, batches, choose_all, choose_some, choose_where
 from osworld_pipeline.store.footers import read_footer
@@ -73,10 +74,10 @@ def compact_parts(
     budget_bytes: int | None = None,
     retired_grace_s: float = RETIRED_GRACE_S,
     timeout_s: float = LOCK_TIMEOUT_S,
-    on_progress: Callable[[str, int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> CompactionSummary:
     """Merges the small parts of each head table that has at least `min_parts` of them; files grow to `target_bytes`
-    (compressed, head and details). `on_progress`: table, parts done, parts in all.
+    (compressed, head and details).
 
     `budget_bytes`: limit of the bytes read of a table, with 2,000 small parts at most; the rest waits for the next
     call. None: no limit. `timeout_s`: time to wait for other upkeep.
@@ -97,7 +98,9 @@ def compact_parts(
         return summary
 
 
-def rewrite_parts(root: Path, is_due: Callable[[Unit], bool]) -> CompactionSummary:
+def rewrite_parts(
+    root: Path, is_due: Callable[[Unit], bool], on_progress: OnProgress | None = None
+) -> CompactionSummary:
     """Merges all small parts and compacted files that are due into files of the present schema version, like a
     compaction. The caller holds `exclusive`.
 
@@ -107,7 +110,7 @@ def rewrite_parts(root: Path, is_due: Callable[[Unit], bool]) -> CompactionSumma
     summary = CompactionSummary()
     for head in DETAILS_OF:
         choose = partial(choose_where, is_due=is_due)
-        summary = _plus(summary, _compact_table(root, head, choose, TARGET_BYTES, None, None))
+        summary = _plus(summary, _compact_table(root, head, choose, TARGET_BYTES, None, on_progress))
     return summary
 
 
@@ -163,7 +166,7 @@ def _compact_table(
     choose: _Choose,
     target_bytes: int,
     max_parts: int | None,
-    on_progress: Callable[[str, int, int], None] | None,
+    on_progress: OnProgress | None,
 ) -> CompactionSummary:
     manifest = Manifest.read(root)
     files = take_snapshot(root, head)
@@ -173,7 +176,7 @@ def _compact_table(
     growing = {unit.head.name for unit in compacted if unit.num_bytes < target_bytes // 2}
     newer = {name for name in touched | growing if _is_newer_file(root, head, root / head / COMPACTED / name)}
     kept = {part for part, names in replaces.items() if names & newer}
-    small, num_newer = _small_units(root, head, files, kept, max_parts)
+    small, num_newer = _small_units(root, head, files, kept, max_parts, on_progress)
     replaces = {unit.part.part: replaces.get(unit.part.part, frozenset()) for unit in small if unit.part}
     choice = choose(small, [unit for unit in compacted if unit.head.name not in newer], replaces)
     if not choice.small and not choice.merged:
@@ -184,15 +187,14 @@ def _compact_table(
     taken = {unit.part.part for unit in choice.small if unit.part}
     hidden = files.rewritten
     written: list[str] = []
-    num_done = num_rows = 0
+    num_rows = 0
     units = sorted((*choice.merged, *choice.small), key=lambda unit: _first_key(head, unit))
+    merged_files = Tally(on_progress, f"merging {head}", len(units), "files")
     for number, batch in enumerate(batches(units, target_bytes)):
         name = compacted_name(generation, number)
         num_rows += write_compacted(root, head, batch, name, generation, hidden)
         written.append(name)
-        num_done += sum(unit.part is not None for unit in batch)
-        if on_progress:
-            on_progress(head, num_done, len(choice.small))
+        merged_files.add(len(batch))
     now = time.time()
     gone = [unit.retires for unit in units]
     gone += [f"{head}/{file.name}" for file in files.superseded if file.part in taken]
@@ -223,13 +225,18 @@ def _first_key(head: str, unit: Unit) -> str:
 
 
 def _small_units(
-    root: Path, head: str, files: HeadFiles, kept: Set[str], max_parts: int | None
+    root: Path,
+    head: str,
+    files: HeadFiles,
+    kept: Set[str],
+    max_parts: int | None,
+    on_progress: OnProgress | None,
 ) -> tuple[list[Unit], int]:
     """The small parts in the order of their names, which is nearly that of their rows' ids; and the number of skipped
     ones: those of a newer program, and `kept`, whose files replace rows of compacted files that cannot change."""
     units: list[Unit] = []
     num_newer = 0
-    for file in files.small:
+    for file in tracked(files.small, on_progress, f"reading {head}", "files"):
         if len(units) == max_parts:
             break
         path = root / head / file.name

@@ -2,7 +2,7 @@
 rows whose image is missing."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.progress import OnProgress, tracked
 from osworld_pipeline.store.blobs import BlobStore
 from osworld_pipeline.store.holdings import need_other_copies
 from osworld_pipeline.store.image_sets import absent, gather, gather_keys, keys_of
@@ -33,42 +34,48 @@ class Files:
     num_bytes: int
 
 
-def named_images(folders: Iterable[Path]) -> Iterator[tuple[Path, list[str]]]:
+def named_images(folders: Iterable[Path], on_progress: OnProgress | None = None) -> Iterator[tuple[Path, list[str]]]:
     """SHA-256 of the images that Parquet files below `folders` name, including hidden files, one row group at a time.
 
     Raises:
         StoreError: a file cannot be read, so its references are unknown.
     """
     for folder in folders:
-        for path in sorted(folder.rglob("*.parquet")):
+        paths = sorted(folder.rglob("*.parquet"))
+        for path in tracked(paths, on_progress, f"reading the rows of {folder.name}", "files"):
             # Images of a file that is being written are within the grace period.
             if not any(name.startswith(".") for name in path.relative_to(folder).parts):
                 yield from ((path, names) for names in images_of(path))
 
 
-def used_images(folders: Sequence[Path]) -> np.ndarray:
+def used_images(folders: Sequence[Path], on_progress: OnProgress | None = None) -> np.ndarray:
     """The keys (image_sets.py) of all images that rows name. Raises StoreError."""
-    return gather(names for _, names in named_images(folders))
+    return gather(names for _, names in named_images(folders, on_progress))
 
 
-def unused_images(blobs: BlobStore, used: np.ndarray, *, before: float) -> Iterator[Files]:
+def unused_images(
+    blobs: BlobStore, used: np.ndarray, *, before: float, on_progress: OnProgress | None = None
+) -> Iterator[Files]:
     """Files of images that are not among `used` and that were not stored or touched since `before` (Unix time), some
     thousands at a time.
 
     The rows are read before the images are listed. An image of a row that was added meanwhile was touched within the
     grace period, so it is not older than `before`, which is one grace period ago. Raises StoreError.
     """
-    old = ((sha256, path, state.st_size) for sha256, path, state in blobs.list() if state.st_mtime < before)
+    listed = blobs.list(on_progress, "looking for unused images")
+    old = ((sha256, path, state.st_size) for sha256, path, state in listed if state.st_mtime < before)
     while batch := list(islice(old, LISTED)):
         unused = [batch[place] for place in absent([sha256 for sha256, _, _ in batch], used)]
         yield Files(paths=tuple(path for _, path, _ in unused), num_bytes=sum(size for _, _, size in unused))
 
 
-def missing_images(blobs: BlobStore, folders: Sequence[Path]) -> Mapping[str, Path]:
+def missing_images(
+    blobs: BlobStore, folders: Sequence[Path], on_progress: OnProgress | None = None
+) -> Mapping[str, Path]:
     """SHA-256 of each image that a row names and the store lacks, and a file that names it. Raises StoreError."""
-    there = gather_keys(_keys_there(blobs))
+    there = gather_keys(_keys_there(blobs, on_progress))
     found: dict[str, Path] = {}
-    for path, names in named_images(folders):
+    for path, names in named_images(folders, on_progress):
         for place in absent(names, there):
             # An image may have been stored since the listing, before the row that names it.
             if names[place] not in found and not _is_there(blobs, names[place]):
@@ -76,13 +83,13 @@ def missing_images(blobs: BlobStore, folders: Sequence[Path]) -> Mapping[str, Pa
     return dict(sorted(found.items()))
 
 
-def _keys_there(blobs: BlobStore) -> Iterator[np.ndarray]:
+def _keys_there(blobs: BlobStore, on_progress: OnProgress | None) -> Iterator[np.ndarray]:
     """Files first: images that are packed meanwhile are then in an index."""
-    listed = (sha256 for sha256, _, _ in blobs.list())
+    listed = (sha256 for sha256, _, _ in blobs.list(on_progress))
     yield from (keys_of(names) for names in iter(lambda: list(islice(listed, LISTED)), []))
     here = blobs.packs.here()
     blobs.packs.check()
-    for index in blobs.packs.indexes():
+    for index in tracked(blobs.packs.indexes(), on_progress, "reading the indexes of packs", "indexes"):
         is_here = np.array([name in here for name in index.packs], bool)
         yield from (image_keys(records[is_here[records["pack"]]]) for records in index.chunks())
 
@@ -123,9 +130,9 @@ def stale_part_files(root: Path, *, retired_grace_s: float, grace_s: float) -> F
     return Files(paths=tuple(paths), num_bytes=sum(sizes))
 
 
-def remove_part_files(paths: Iterable[Path]) -> None:
+def remove_part_files(paths: Collection[Path], on_progress: OnProgress | None = None) -> None:
     """Raises StoreError if the file system refuses."""
-    for path in paths:
+    for path in tracked(paths, on_progress, "removing replaced parts", "files"):
         try:
             path.unlink(missing_ok=True)
         except OSError as error:

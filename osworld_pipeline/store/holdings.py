@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.progress import OnProgress, tracked
 from osworld_pipeline.store.compaction import commit_manifest, exclusive
 from osworld_pipeline.store.part_files import (
     COMPACTED,
@@ -34,7 +35,7 @@ class RepairSummary:
     """Missing files that the manifest named."""
 
 
-def rebuild_manifest(root: Path) -> RepairSummary:
+def rebuild_manifest(root: Path, on_progress: OnProgress | None = None) -> RepairSummary:
     """Rebuilds the compaction's manifest from the rows of the parts; a valid one is unchanged.
 
     Raises:
@@ -48,7 +49,7 @@ def rebuild_manifest(root: Path) -> RepairSummary:
         retired: dict[str, float] = {}
         num_lost = 0
         for head in DETAILS_OF:
-            held = _compacted_holdings(root, head)
+            held = _compacted_holdings(root, head, on_progress)
             small = _newest_small(root, head)
             chosen = _choose(root, head, held, small)
             if chosen:
@@ -100,7 +101,7 @@ def _contents(manifest: Manifest) -> tuple:
     return manifest.generation, files, set(manifest.retired)
 
 
-def _compacted_holdings(root: Path, head: str) -> dict[str, Mapping[str, int]]:
+def _compacted_holdings(root: Path, head: str, on_progress: OnProgress | None) -> dict[str, Mapping[str, int]]:
     """By compacted file, its parts and their versions. A file without its details counts as damage."""
     names = sorted(name for name in list_names(root / head / COMPACTED) if name != SEED)
     for path in (root / detail / COMPACTED / name for detail in DETAILS_OF[head] for name in names):
@@ -109,7 +110,8 @@ def _compacted_holdings(root: Path, head: str) -> dict[str, Mapping[str, int]]:
                 f"{path} is missing, and {head} has its head: restore it from a copy, or remove "
                 f"{root / head / COMPACTED / path.name} and run its stages again"
             )
-    return {name: _holding(root, head, name) for name in names}
+    found = tracked(names, on_progress, f"reading {head}", "files")
+    return {name: _holding(root, head, name) for name in found}
 
 
 def _holding(root: Path, head: str, name: str) -> Mapping[str, int]:

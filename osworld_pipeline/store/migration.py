@@ -2,7 +2,7 @@
 know one shape. Concurrent readers see the rows before or after it; after a kill, the next call does the rest."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from osworld_pipeline.atomic_io import remove_stale_temps
 from osworld_pipeline.columns import OLDEST_READ, schema_version
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.progress import OnProgress, tracked
 from osworld_pipeline.store.compaction import exclusive, rewrite_parts
 from osworld_pipeline.store.compaction_plan import Unit
 from osworld_pipeline.store.format_note import FORMAT, read_format, write_format
@@ -40,19 +41,20 @@ class PartsPlan:
         return self.format < FORMAT or bool(self.num_old)
 
 
-def plan_parts(root: Path) -> PartsPlan:
+def plan_parts(root: Path, on_progress: OnProgress | None = None) -> PartsPlan:
     """Changes nothing. Raises StoreError: a file is damaged, or the state has a newer format."""
     number = read_format(root).format if has_parts(root) else FORMAT
     versions: dict[str, Mapping[str, int]] = {}
     num_old = 0
     for head in DETAILS_OF:
-        found = Counter(map(_version, _heads(root, head)))
+        heads = tracked(_heads(root, head), on_progress, f"reading the formats of {head}", "files")
+        found = Counter(map(_version, heads))
         num_old += sum(count for version, count in found.items() if _needs_rewriting(version))
         versions[head] = {UNKNOWN if version is None else str(version): count for version, count in found.items()}
     return PartsPlan(format=number, versions=versions, num_old=num_old, num_without_sequences=len(old_heads(root)))
 
 
-def migrate_parts(root: Path) -> PartsPlan:
+def migrate_parts(root: Path, on_progress: OnProgress | None = None) -> PartsPlan:
     """Rewrites what is old and records the format. Returns what was found before.
 
     Raises:
@@ -60,19 +62,21 @@ def migrate_parts(root: Path) -> PartsPlan:
         StoreError: a file is damaged, the state has a newer format, or the file system refused.
     """
     with exclusive(root):
-        plan = plan_parts(root)
+        plan = plan_parts(root, on_progress)
         if plan.is_due:
             remove_stale_temps(root / INCOMING)
-            add_sequences(root)
-            rewrite_parts(root, _is_old)
+            add_sequences(root, on_progress)
+            rewrite_parts(root, _is_old, on_progress)
             write_format(root)  # last: it says that nothing old is left
         return plan
 
 
-def _heads(root: Path, head: str) -> Iterator[Path]:
+def _heads(root: Path, head: str) -> list[Path]:
     files = take_snapshot(root, head)
-    yield from (root / head / COMPACTED / name for name in files.compacted)
-    yield from (root / head / file.name for file in files.small)
+    return [
+        *(root / head / COMPACTED / name for name in files.compacted),
+        *(root / head / file.name for file in files.small),
+    ]
 
 
 def _is_old(unit: Unit) -> bool:

@@ -14,6 +14,7 @@ from osworld_pipeline.columns import BOOKKEEPING, OLDEST_READ, Row, marked, sche
 from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
+from osworld_pipeline.progress import OnProgress, tracked
 from osworld_pipeline.store.format_note import FORMAT, read_format
 from osworld_pipeline.store.part_files import COMPACTED, INCOMING, SEED, list_names
 
@@ -63,7 +64,7 @@ def _damaged(head: Path, error: Exception) -> StoreError:
     return StoreError(f"{head} is damaged ({error}): remove it and run its stage again")
 
 
-def add_sequences(root: Path) -> int:
+def add_sequences(root: Path, on_progress: OnProgress | None = None) -> int:
     """Writes the missing files of `sequences` for heads of an older version; returns their number. Safe with concurrent
     calls, which write the same rows.
 
@@ -71,7 +72,7 @@ def add_sequences(root: Path) -> int:
         StoreError: a head is damaged, its tokens cannot be split, or the file system refused.
     """
     num_written = 0
-    for name in _lacking(root):
+    for name in tracked(_lacking(root), on_progress, "moving token lists", "files"):
         sequences = _old_sequences(root / "episodes" / name)
         if sequences is not None:
             path = root / "sequences" / name

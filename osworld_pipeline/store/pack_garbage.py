@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from osworld_pipeline.atomic_io import write_file
+from osworld_pipeline.progress import OnProgress, tracked
 from osworld_pipeline.store.blobs import INCOMING, BlobStore
 from osworld_pipeline.store.image_sets import absent, absent_keys, gather
 from osworld_pipeline.store.pack_files import Member, read_image, read_members
@@ -35,13 +36,15 @@ class DeadShare:
         return self.dead_bytes / max(1, self.num_bytes)
 
 
-def dead_shares(blobs: BlobStore, used: np.ndarray, *, before: float) -> list[DeadShare]:
+def dead_shares(
+    blobs: BlobStore, used: np.ndarray, *, before: float, on_progress: OnProgress | None = None
+) -> list[DeadShare]:
     """The packs with more than MAX_DEAD_SHARE of dead bytes, the largest share first. Dead are images whose keys are
     not in `used` and that were not stored or touched since `before` (Unix time). Raises StoreError."""
     here = blobs.packs.here()
     blobs.packs.check()
     totals: dict[str, np.ndarray] = {}
-    for index in blobs.packs.indexes():
+    for index in tracked(blobs.packs.indexes(), on_progress, "reading the indexes of packs", "indexes"):
         counts = np.zeros((3, len(index.packs)), np.int64)
         for records in index.chunks():
             sizes = records["num_bytes"].astype(np.int64)
@@ -59,7 +62,13 @@ def dead_shares(blobs: BlobStore, used: np.ndarray, *, before: float) -> list[De
 
 
 def collect_packs(
-    blobs: BlobStore, used: np.ndarray, *, before: float, is_dry_run: bool, budget_bytes: int = REWRITE_BYTES
+    blobs: BlobStore,
+    used: np.ndarray,
+    *,
+    before: float,
+    is_dry_run: bool,
+    budget_bytes: int = REWRITE_BYTES,
+    on_progress: OnProgress | None = None,
 ) -> tuple[int, int]:
     """Removes dead images from packs, or only counts them; returns their number and bytes. `used` was read before this
     call; the caller holds the upkeep lock.
@@ -71,7 +80,8 @@ def collect_packs(
     recent = gather(touched.news())
     used = np.union1d(used, recent) if len(recent) else used
     num_images = num_bytes = num_rewritten = 0
-    for dead in dead_shares(blobs, used, before=before):
+    found = dead_shares(blobs, used, before=before, on_progress=on_progress)
+    for dead in tracked(found, None if is_dry_run else on_progress, "rewriting packs", "packs"):
         num_live = dead.num_bytes - dead.dead_bytes
         if num_live and num_rewritten and num_rewritten + num_live > budget_bytes:
             continue

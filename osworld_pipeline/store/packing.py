@@ -18,6 +18,7 @@ from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreBusyError, StoreError
 from osworld_pipeline.object_store.note import is_cache
+from osworld_pipeline.progress import OnProgress, Tally
 from osworld_pipeline.store.blobs import INCOMING, BlobStore
 from osworld_pipeline.store.compaction import exclusive
 from osworld_pipeline.store.pack_files import MAX_IMAGE_BYTES, MAX_IMAGES
@@ -71,6 +72,7 @@ def pack_cold_images(
     budget_bytes: int | None = None,
     pack_bytes: int = PACK_BYTES,
     min_bytes: int = MIN_BYTES,
+    on_progress: OnProgress | None = None,
 ) -> PackingSummary:
     """Packs images that were not written or touched for `cold_s`, the oldest first; the caller holds the upkeep lock.
 
@@ -83,13 +85,15 @@ def pack_cold_images(
     adopt_packs(blobs)
     before = time.time() - cold_s
     done = PackingSummary()
+    cold, num_old = oldest(blobs, before=before, number=SCAN_IMAGES, on_progress=on_progress)
+    handled = Tally(on_progress, "packing cold images", num_old, "images")
     while True:
-        cold = oldest(blobs, before=before, number=SCAN_IMAGES)
         is_all = len(cold) < SCAN_IMAGES
-        step, is_spent = _pack(blobs, cold, before, budget_bytes, pack_bytes, 0 if not is_all else min_bytes)
+        step, is_spent = _pack(blobs, cold, before, budget_bytes, pack_bytes, min_bytes if is_all else 0, handled)
         done = _plus(done, step)
         if is_all or is_spent or budget_bytes is not None or step.num_removed == 0:
             break
+        cold, _ = oldest(blobs, before=before, number=SCAN_IMAGES)
     if is_all and not is_spent:
         write_file(blobs.root / SCANNED, f"{before:.0f}\n".encode(), temp_folder=blobs.root / INCOMING)
     else:
@@ -122,16 +126,22 @@ def is_packing_due(blobs: BlobStore) -> bool:
         return next(blobs.list(), None) is not None
 
 
-def oldest(blobs: BlobStore, *, before: float, number: int) -> list[ColdImage]:
+def oldest(
+    blobs: BlobStore, *, before: float, number: int, on_progress: OnProgress | None = None
+) -> tuple[list[ColdImage], int]:
     """The oldest images that were last touched before `before` (Unix time), in the order of that time, so that images
-    stored together are packed together."""
-    found = (
-        (state.st_mtime, str(path), state.st_size)
-        for sha256, path, state in blobs.list()
-        if state.st_mtime < before and len(sha256) == 64 and 0 < state.st_size <= MAX_IMAGE_BYTES
-    )
-    chosen = heapq.nsmallest(number, found)
-    return [ColdImage(path=Path(path), modified=modified, num_bytes=size) for modified, path, size in chosen]
+    stored together are packed together. Also returns how many images are that old, including the others."""
+    num_old = 0
+
+    def old() -> Iterator[tuple[float, str, int]]:
+        nonlocal num_old
+        for sha256, path, state in blobs.list(on_progress, "looking for cold images"):
+            if state.st_mtime < before and len(sha256) == 64 and 0 < state.st_size <= MAX_IMAGE_BYTES:
+                num_old += 1
+                yield state.st_mtime, str(path), state.st_size
+
+    chosen = heapq.nsmallest(number, old())
+    return [ColdImage(path=Path(path), modified=modified, num_bytes=size) for modified, path, size in chosen], num_old
 
 
 def adopt_packs(blobs: BlobStore) -> int:
@@ -151,13 +161,15 @@ def _pack(
     budget_bytes: int | None,
     pack_bytes: int,
     min_bytes: int,
+    handled: Tally,
 ) -> tuple[PackingSummary, bool]:
     """Also returns whether the budget was too small for all of them."""
     packed, new = _split(blobs, cold)
     done = PackingSummary(num_removed=blobs.remove_unused([image.path for image in packed], before=before)[0])
+    handled.add(len(packed))
     groups = list(_groups(new, pack_bytes))
     if groups and sum(image.num_bytes for image in groups[-1]) < min_bytes:
-        groups.pop()
+        handled.add(len(groups.pop()))
     num_bytes = 0
     for group in groups:
         size = sum(image.num_bytes for image in group)
@@ -165,6 +177,7 @@ def _pack(
             return done, True
         num_bytes += size
         done = _plus(done, _write(blobs, group, before))
+        handled.add(len(group))
     return done, False
 
 

@@ -10,6 +10,7 @@ import typer
 
 from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import StateOption, existing_state
+from osworld_pipeline.cli.progress import counter, shown_progress
 from osworld_pipeline.programs.answers import print_json
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def slime(
         prompt = load_dialect(dialect).system_prompt(system_prompt)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
-    with _progress_bar() as on_progress:
+    with _progress_bar(as_json) as on_progress:
         done = export_slime(
             existing_state(state),
             output,
@@ -92,7 +93,7 @@ def osworld_results(
     """OSWorld's result folders of evaluation episodes; --where is over the `evals` view."""
     from osworld_pipeline.datasets.exporters.osworld_results import export_osworld_results
 
-    with _progress_bar() as on_progress:
+    with _progress_bar(as_json) as on_progress:
         done = export_osworld_results(
             existing_state(state),
             output,
@@ -130,7 +131,7 @@ def huggingface(
     """A Hugging Face dataset (Parquet with images, and a card); --where is over `episodes`, or over `replay`."""
     from osworld_pipeline.datasets.exporters.huggingface import CONFIGS, export_huggingface
 
-    with _progress_bar() as on_progress:
+    with _progress_bar(as_json) as on_progress:
         done = export_huggingface(
             existing_state(state),
             output,
@@ -179,7 +180,7 @@ def areal(
         raise typer.BadParameter(f"--reward must be task, shaped or group, not {reward!r}")
     if not 0.0 < turn_discount <= 1.0:
         raise typer.BadParameter("--turn-discount must be above 0 and at most 1")
-    with _progress_bar() as on_progress:
+    with _progress_bar(as_json) as on_progress:
         done = export_areal(
             existing_state(state),
             output,
@@ -235,7 +236,7 @@ def _export_lake(
 ) -> None:  # fmt: skip
     from osworld_pipeline.datasets.exporters.lake import export_lake
 
-    with _progress_bar() as on_progress:
+    with _progress_bar(as_json) as on_progress:
         done = export_lake(
             existing_state(state),
             output,
@@ -270,7 +271,9 @@ def merged(
 
     if dtype not in ("float32", "bfloat16"):
         raise typer.BadParameter(f"--dtype must be float32 or bfloat16, not {dtype!r}")
-    done = export_merged(existing_state(state), checkpoint, output, dtype=dtype, replace=replace)
+    folder = existing_state(state)
+    with shown_progress("merging weights", as_json=as_json):
+        done = export_merged(folder, checkpoint, output, dtype=dtype, replace=replace)
     if as_json:
         print_json({"output": output, **asdict(done)})
         return
@@ -306,17 +309,6 @@ def _selection(
 
 
 @contextmanager
-def _progress_bar() -> Iterator["OnProgress"]:
-    """A progress bar on standard error, removed at the end; none if that is not a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("rows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("rows", total=None)
-
-        def on_progress(done: int, total: int) -> None:
-            progress.update(bar, completed=done, total=total)
-
-        yield on_progress
+def _progress_bar(as_json: bool) -> Iterator["OnProgress | None"]:
+    with shown_progress("export", as_json=as_json) as show:
+        yield counter(show, "writing rows", "rows")

@@ -1,22 +1,18 @@
 """`fetch` and `import`: raw sources from a dataset hub, and external demonstrations."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import StateOption, writable_state
+from osworld_pipeline.cli.progress import counter, shown_progress
 from osworld_pipeline.programs.answers import print_json
-
-if TYPE_CHECKING:
-    from osworld_pipeline.datasets.importers.lines import OnProgress
+from osworld_pipeline.progress import BYTES
 
 SHOWN_REJECTS = 20
 
@@ -25,6 +21,9 @@ class Kind(StrEnum):
     OSWORLD_RESULTS = "osworld-results"
     AGENTNET = "agentnet"
     SLIME_REPLAY = "slime-replay"
+
+
+_UNITS = {Kind.OSWORLD_RESULTS: "folders", Kind.AGENTNET: BYTES, Kind.SLIME_REPLAY: BYTES}
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +52,9 @@ def fetch(
         )
 
     root = hf_root.resolve() if hf_root else StateDir(state.resolve()).datasets
-    found = fetch_sources([parse_request(text) for text in requests], root, on_fetched=print_fetched)
+    parsed = [parse_request(text) for text in requests]
+    with shown_progress("fetch", as_json=as_json) as on_progress:
+        found = fetch_sources(parsed, root, on_fetched=print_fetched, on_progress=on_progress)
     if as_json:
         print_json([asdict(each) for each in found])
 
@@ -90,7 +91,8 @@ def import_(
         raise typer.BadParameter(f"--evaluations is only for {Kind.OSWORLD_RESULTS}: {kind} has no grader's scores")
     place = writable_state(state, must_exist=False)
     options = ImportOptions(name=name, licence=licence, revision=revision, quality_rank=quality_rank)
-    with _progress_bar(kind) as on_progress:
+    with shown_progress(f"import {kind}", as_json=as_json) as show:
+        on_progress = counter(show, f"reading {path.name}", _UNITS[kind])
         if kind is Kind.AGENTNET:
             summary = import_agentnet(place, path, options, images=images, on_progress=on_progress)
         elif kind is Kind.OSWORLD_RESULTS:
@@ -132,11 +134,3 @@ def _print_rejects(folder: Path) -> None:
             reject = orjson.loads(line)
             text = f"not used: {reject['path']}:{reject['line']}: {reject['reason']}"
             console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _progress_bar(kind: Kind) -> Iterator["OnProgress"]:
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(f"importing {kind}", total=None)
-        yield lambda done, total: progress.update(bar, completed=done, total=total or None)

@@ -9,6 +9,7 @@ import typer
 
 from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import StateOption, existing_state, writable_state
+from osworld_pipeline.cli.progress import shown_progress
 from osworld_pipeline.programs.answers import print_json
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ def migrate(
     run it again."""
     from osworld_pipeline.runs.upkeep.migrate import migrate_state, plan_migration
 
-    found = plan_migration(existing_state(state)) if dry_run else migrate_state(writable_state(state))
+    folder = existing_state(state) if dry_run else writable_state(state)
+    with shown_progress("migrate", as_json=as_json) as on_progress:
+        found = (plan_migration if dry_run else migrate_state)(folder, on_progress)
     if as_json:
         print_json({**asdict(found), "is_due": found.is_due, "is_dry_run": dry_run})
         return

@@ -7,6 +7,7 @@ import typer
 
 from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import StateOption, existing_state
+from osworld_pipeline.cli.progress import shown_progress
 from osworld_pipeline.programs.answers import print_json
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def dataset(
     """Publish an export as a dataset; its licences are those of its rows."""
     from osworld_pipeline.publishing.dataset import plan_dataset
 
-    _publish(plan_dataset(target), repo, is_private=private, is_dry_run=dry_run, as_json=as_json)
+    with shown_progress("publish dataset", as_json=as_json) as on_progress:
+        plan = plan_dataset(target, on_progress)
+    _publish(plan, repo, is_private=private, is_dry_run=dry_run, as_json=as_json)
 
 
 @publishing.command()
@@ -63,7 +66,9 @@ def checkpoint(
         if not name.strip() or not value.strip():
             raise typer.BadParameter(f"--source-licence must be NAME=LICENCE, not {text!r}")
         stated[name.strip()] = value.strip()
-    plan = plan_checkpoint(existing_state(state), target, licence=licence, source_licences=stated)
+    folder = existing_state(state)
+    with shown_progress("publish checkpoint", as_json=as_json) as on_progress:
+        plan = plan_checkpoint(folder, target, licence=licence, source_licences=stated, on_progress=on_progress)
     _publish(plan, repo, is_private=private, is_dry_run=dry_run, as_json=as_json)
 
 
@@ -102,7 +107,9 @@ def _publish(plan: "Publication", repo: str, *, is_private: bool, is_dry_run: bo
             print(f"{file.num_bytes:>15,}  {file.path}")
         print(f"\n{text}", end="")
         return
-    done = push(plan, repo, token=token_from(), is_private=is_private)
+    token = token_from()
+    with shown_progress("publish", as_json=as_json) as on_progress:
+        done = push(plan, repo, token=token, is_private=is_private, on_progress=on_progress)
     if as_json:
         print_json(done)
     elif done.is_changed:

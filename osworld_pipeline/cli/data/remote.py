@@ -8,6 +8,7 @@ import typer
 
 from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import StateOption, StateRemoteOption, existing_state, writable_state
+from osworld_pipeline.cli.progress import shown_progress
 from osworld_pipeline.cli.shown import counted
 from osworld_pipeline.programs.answers import print_json
 
@@ -28,7 +29,9 @@ def push_(state: StateOption = Path("var"), state_remote: StateRemoteOption = ""
     from osworld_pipeline.remote.status import need_remote
 
     folder = existing_state(state)
-    done = push(folder, need_remote(folder, state_remote))
+    url = need_remote(folder, state_remote)
+    with shown_progress("remote push", as_json=as_json) as on_progress:
+        done = push(folder, url, on_progress)
     if as_json:
         print_json(done)
         return
@@ -56,8 +59,10 @@ def pull_(
     from osworld_pipeline.remote.status import need_remote
 
     folder = writable_state(state, must_exist=False)
-    done = pull(folder, need_remote(folder, state_remote))
-    num_bytes = done.downloaded_bytes + fetch_checkpoints(folder, checkpoint or ())
+    url = need_remote(folder, state_remote)
+    with shown_progress("remote pull", as_json=as_json) as on_progress:
+        done = pull(folder, url, on_progress)
+        num_bytes = done.downloaded_bytes + fetch_checkpoints(folder, checkpoint or (), on_progress)
     if as_json:
         print_json(done)
         return
@@ -70,7 +75,9 @@ def status(state: StateOption = Path("var"), state_remote: StateRemoteOption = "
     from osworld_pipeline.remote.status import need_remote, remote_status
 
     folder = existing_state(state)
-    found = remote_status(folder, need_remote(folder, state_remote))
+    url = need_remote(folder, state_remote)
+    with shown_progress("remote status", as_json=as_json) as on_progress:
+        found = remote_status(folder, url, on_progress)
     if as_json:
         print_json(found)
         return
@@ -97,7 +104,8 @@ def collect(
 
     folder = existing_state(state)
     url = need_remote(folder, state_remote)
-    done = collect_remote_garbage(folder, url, grace_s=grace_h * 3600, is_dry_run=dry_run)
+    with shown_progress("remote collect-garbage", as_json=as_json) as on_progress:
+        done = collect_remote_garbage(folder, url, grace_s=grace_h * 3600, is_dry_run=dry_run, on_progress=on_progress)
     if as_json:
         print_json({**asdict(done), "is_dry_run": dry_run})
         return

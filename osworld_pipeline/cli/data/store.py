@@ -8,6 +8,7 @@ import typer
 
 from osworld_pipeline.cli.machine import JsonOption
 from osworld_pipeline.cli.options import StateOption, StateRemoteOption, existing_state, writable_state
+from osworld_pipeline.cli.progress import shown_progress
 from osworld_pipeline.cli.shown import say
 from osworld_pipeline.programs.answers import print_json
 
@@ -32,11 +33,18 @@ def compact(
     from osworld_pipeline.runs.upkeep.upkeep import compact_store
 
     folder = writable_state(state)
-    done = compact_store(folder, min_parts=min_parts, target_bytes=target_mb << 20, cold_days=cold_days)
-    if state_remote:
-        from osworld_pipeline.remote.status import push_after
+    with shown_progress("compact", as_json=as_json) as on_progress:
+        done = compact_store(
+            folder,
+            min_parts=min_parts,
+            target_bytes=target_mb << 20,
+            cold_days=cold_days,
+            on_progress=on_progress,
+        )
+        if state_remote:
+            from osworld_pipeline.remote.status import push_after
 
-        push_after(folder, state_remote, lambda sentence: say(sentence, as_json=as_json))
+            push_after(folder, state_remote, lambda sentence: say(sentence, as_json=as_json), on_progress)
     if as_json:
         print_json(done)
         return
@@ -57,7 +65,8 @@ def collect(
     from osworld_pipeline.runs.upkeep.upkeep import collect_garbage
 
     folder = existing_state(state) if dry_run else writable_state(state)
-    done = collect_garbage(folder, grace_s=grace_h * 3600, is_dry_run=dry_run)
+    with shown_progress("collect-garbage", as_json=as_json) as on_progress:
+        done = collect_garbage(folder, grace_s=grace_h * 3600, is_dry_run=dry_run, on_progress=on_progress)
     if as_json:
         print_json({**asdict(done), "is_dry_run": dry_run})
         return
@@ -71,7 +80,9 @@ def missing(state: StateOption = Path("var"), as_json: JsonOption = False) -> No
     """List the images that rows name and the store lacks; exit status 1 if there is one."""
     from osworld_pipeline.runs.upkeep.upkeep import missing_blobs
 
-    found = missing_blobs(existing_state(state))
+    folder = existing_state(state)
+    with shown_progress("missing-images", as_json=as_json) as on_progress:
+        found = missing_blobs(folder, on_progress)
     if as_json:
         print_json([{"sha256": sha256, "named_in": path} for sha256, path in found.items()])
     else:
@@ -87,7 +98,9 @@ def rebuild(state: StateOption = Path("var"), as_json: JsonOption = False) -> No
     """Rebuild the catalog, and the compaction's manifest if it is missing, damaged or old. Nothing else changes."""
     from osworld_pipeline.runs.upkeep.upkeep import rebuild_store
 
-    done = rebuild_store(writable_state(state))
+    folder = writable_state(state)
+    with shown_progress("rebuild-catalog", as_json=as_json) as on_progress:
+        done = rebuild_store(folder, on_progress)
     if as_json:
         print_json(done)
         return

@@ -10,7 +10,9 @@ import typer
 from rich.console import Console
 
 from osworld_pipeline.cli.machine import JsonOption
+from osworld_pipeline.cli.progress import shown_progress
 from osworld_pipeline.programs.answers import print_json
+from osworld_pipeline.progress import BYTES, Progress
 
 if TYPE_CHECKING:
     from osworld_pipeline.datasets.union.build import UnionSummary
@@ -45,7 +47,7 @@ def union(
     spare_pandas()
     console = Console(stderr=True)
     prompt = _prompt(system_prompt, dialect)
-    with _progress(console) as on_progress:
+    with _progress(as_json) as on_progress:
         summary = write_union_artefacts(
             hf_root.resolve(),
             osworld_repo.resolve(),
@@ -87,18 +89,10 @@ def _prompt(name: str, dialect: str) -> str:
 
 
 @contextmanager
-def _progress(console: Console) -> Iterator["OnProgress"]:
-    """A progress bar over the bytes of all demonstrations, with rate and remaining time."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("union", total=None)
-
-        def update(source: str, done: int, total: int) -> None:
-            progress.update(bar, description=source, completed=done, total=total)
-
-        yield update
+def _progress(as_json: bool) -> Iterator["OnProgress | None"]:
+    """Over the bytes of all demonstrations."""
+    with shown_progress("union", as_json=as_json) as show:
+        yield None if show is None else lambda source, done, total: show(Progress(source, done, total, BYTES))
 
 
 def _tell(summary: "UnionSummary", output_dir: Path, console: Console, rejects_file: str) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store.note import is_cache
+from osworld_pipeline.progress import OnProgress, begin
 from osworld_pipeline.store.migration import PartsPlan, migrate_parts, plan_parts
 from osworld_pipeline.tables.catalog import rebuild_catalog
 from osworld_pipeline.tables.catalog_format import is_of_this_version
@@ -23,7 +24,7 @@ class Migration:
         return self.parts.is_due or self.is_catalog_due
 
 
-def plan_migration(state: StateDir) -> Migration:
+def plan_migration(state: StateDir, on_progress: OnProgress | None = None) -> Migration:
     """Changes nothing.
 
     Raises:
@@ -31,10 +32,10 @@ def plan_migration(state: StateDir) -> Migration:
         TableError: the catalog cannot be read.
     """
     _need_original(state)
-    return Migration(parts=plan_parts(state.trajectories), is_catalog_due=_is_catalog_due(state))
+    return Migration(parts=plan_parts(state.trajectories, on_progress), is_catalog_due=_is_catalog_due(state))
 
 
-def migrate_state(state: StateDir) -> Migration:
+def migrate_state(state: StateDir, on_progress: OnProgress | None = None) -> Migration:
     """Rewrites old parts, then the catalog; safe during writes and reads of this version, and after a kill it is called
     again. Nothing is written if nothing is due.
 
@@ -43,9 +44,11 @@ def migrate_state(state: StateDir) -> Migration:
         TableError: the catalog cannot be read or built.
     """
     _need_original(state)
-    parts = migrate_parts(state.trajectories) if state.trajectories.is_dir() else plan_parts(state.trajectories)
+    change = migrate_parts if state.trajectories.is_dir() else plan_parts
+    parts = change(state.trajectories, on_progress)
     is_catalog_due = _is_catalog_due(state)
     if is_catalog_due or (parts.num_old and state.catalog.is_file()):
+        begin(on_progress, "building the catalog")
         rebuild_catalog(state)
     return Migration(parts=parts, is_catalog_due=is_catalog_due)
 

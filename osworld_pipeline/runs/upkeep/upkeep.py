@@ -2,13 +2,14 @@
 collection, repair, and the check for missing images."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.object_store.note import is_cache
+from osworld_pipeline.progress import OnProgress, begin
 from osworld_pipeline.store import BlobStore
 from osworld_pipeline.store.compaction import (
     RETIRED_GRACE_S,
@@ -46,7 +47,7 @@ def compact_store(
     budget_bytes: int | None = None,
     retired_grace_s: float = RETIRED_GRACE_S,
     cold_days: float = COLD_DAYS,
-    on_progress: Callable[[str, int, int], None] | None = None,
+    on_progress: OnProgress | None = None,
 ) -> CompactionSummary:
     """Merges many small parts into few large files, and packs images that were not stored for `cold_days`; safe during
     writes and reads. `budget_bytes`: limit of the bytes read per table; images then have a separate budget.
@@ -66,10 +67,11 @@ def compact_store(
         on_progress=on_progress,
     )
     if done.num_written and state.catalog.is_file():
+        begin(on_progress, "building the catalog")
         rebuild_catalog(state)  # so that a client that opens it by itself skips the retired files
     if budget_bytes is None:
         with exclusive(state.trajectories):
-            packed = pack_cold_images(BlobStore(state.blobs), cold_s=cold_days * 86_400)
+            packed = pack_cold_images(BlobStore(state.blobs), cold_s=cold_days * 86_400, on_progress=on_progress)
     else:
         packed = pack_some(state)
     return done if packed is None else replace(done, num_images=packed.num_images, num_packs=packed.num_packs)
@@ -99,6 +101,7 @@ def collect_garbage(
     grace_s: float = GRACE_S,
     retired_grace_s: float = RETIRED_GRACE_S,
     is_dry_run: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> GarbageSummary:
     """Removes images that no table row names and that were not written within `grace_s` (from packs if there are many),
     files of parts that were replaced more than `retired_grace_s` ago, and leftovers of killed writers; safe during
@@ -111,18 +114,18 @@ def collect_garbage(
         num_retired = 0 if is_dry_run else remove_retired(state.trajectories, grace_s=retired_grace_s)
         stale = stale_part_files(state.trajectories, retired_grace_s=retired_grace_s, grace_s=grace_s)
         if not is_dry_run:
-            remove_part_files(stale.paths)
+            remove_part_files(stale.paths, on_progress)
             remove_replaced_builds(state, grace_s=max(grace_s, REPLACED_GRACE_S))
         blobs = BlobStore(state.blobs)
         before = time.time() - grace_s
         num_images = image_bytes = 0
-        used = used_images(_folders(state))
-        for images in unused_images(blobs, used, before=before):
+        used = used_images(_folders(state), on_progress)
+        for images in unused_images(blobs, used, before=before, on_progress=on_progress):
             removed = len(images.paths), images.num_bytes
             if not is_dry_run:
                 removed = blobs.remove_unused(images.paths, before=before)
             num_images, image_bytes = num_images + removed[0], image_bytes + removed[1]
-        removed = collect_packs(blobs, used, before=before, is_dry_run=is_dry_run)
+        removed = collect_packs(blobs, used, before=before, is_dry_run=is_dry_run, on_progress=on_progress)
         num_images, image_bytes = num_images + removed[0], image_bytes + removed[1]
     return GarbageSummary(
         num_images=num_images,
@@ -133,7 +136,7 @@ def collect_garbage(
     )
 
 
-def rebuild_store(state: StateDir) -> RepairSummary:
+def rebuild_store(state: StateDir, on_progress: OnProgress | None = None) -> RepairSummary:
     """Rebuilds the compaction's manifest if it disagrees with the parts, and the catalog in any case.
 
     Raises:
@@ -141,18 +144,19 @@ def rebuild_store(state: StateDir) -> RepairSummary:
         TableError: a table is damaged.
     """
     need_sequences(state.trajectories)
-    done = rebuild_manifest(state.trajectories)
+    done = rebuild_manifest(state.trajectories, on_progress)
+    begin(on_progress, "building the catalog")
     rebuild_catalog(state)
     return done
 
 
-def missing_blobs(state: StateDir) -> Mapping[str, Path]:
+def missing_blobs(state: StateDir, on_progress: OnProgress | None = None) -> Mapping[str, Path]:
     """SHA-256 of each image that a table row names and the store lacks, with a file that names it.
 
     Raises:
         StoreError: a file cannot be read.
     """
-    return missing_images(BlobStore(state.blobs), _folders(state))
+    return missing_images(BlobStore(state.blobs), _folders(state), on_progress)
 
 
 def _folders(state: StateDir) -> tuple[Path, ...]:

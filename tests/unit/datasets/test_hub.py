@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from progress_reports import last_of_each
 
 from osworld_pipeline.datasets.hub import Fetched, fetch_sources, parse_request
 from osworld_pipeline.datasets.source_lock import LOCK_FILE, read_source_lock
 from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.progress import Progress
 
 COMMIT, LATER = "a" * 40, "b" * 40
 NAME = "osworld_sft_curated_final.jsonl"
@@ -179,6 +181,28 @@ def test_a_cut_download_leaves_no_file_and_is_taken_up_again(
     assert (tmp_path / PLACE).read_bytes() == hub.files[NAME]
     ranges = [asked for method, path, asked in hub.requests if method == "GET" and "/resolve/" in path]
     assert ranges == [f"bytes={SHOWN}-"]
+
+
+def test_a_download_counts_its_bytes_also_when_it_is_taken_up_again(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1_000)
+    hub.cut_after, hub.is_down_after = SHOWN, 1
+    with pytest.raises(DatasetError):
+        fetch(hub, tmp_path)
+    hub.cut_after = hub.is_down_after = None
+    seen: list[Progress] = []
+    fetch_sources([parse_request("sft_curated_final=org/data")], tmp_path, endpoint=hub.url, on_progress=seen.append)
+    num_bytes = len(hub.files[NAME])
+    received = [one.done for one in seen if one.what == "receiving sft_curated_final"]
+    assert received[:2] == [0, SHOWN], "what the first download left counts"
+    assert last_of_each(seen) == {
+        "looking for sft_curated_final": (0, 0, ""),
+        "receiving sft_curated_final": (num_bytes, num_bytes, "bytes"),
+        "checking sft_curated_final": (0, 0, ""),
+    }
+    assert capfd.readouterr().err == ""
 
 
 def test_a_file_deeper_in_the_repository_is_found_or_named(hub: Hub, tmp_path: Path) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from export_samples import make_state
 from hub_server import TOKEN, Hub, serve_hub
+from progress_reports import last_of_each, never_falls
 from pydantic import SecretStr
 
 from osworld_pipeline.datasets.exporters.lake import LakeFormat, export_lake
 from osworld_pipeline.errors import DatasetError
+from osworld_pipeline.progress import Progress
 from osworld_pipeline.publishing.dataset import plan_dataset
 from osworld_pipeline.publishing.hub import Pushed, push, token_from
 from osworld_pipeline.publishing.publication import LicensedRows, Publication, PublishedFile
@@ -122,6 +124,30 @@ def test_a_commit_that_fails_leaves_the_repository_and_the_next_push_sends_no_fi
     num_uploads = hub.uploads()
     assert pushed(hub, publication(tmp_path)).is_changed
     assert hub.uploads() == num_uploads
+
+
+def test_a_push_counts_the_bytes_that_it_hashes_and_sends(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = publication(tmp_path)
+    num_bytes = sum(file.num_bytes for file in plan.all_files())
+    monkeypatch.setattr("osworld_pipeline.publishing.hub.SENT_AT_ONCE_BYTES", 1_000)
+    seen: list[Progress] = []
+    push(plan, REPO, token=SecretStr(TOKEN), endpoint=hub.url, on_progress=seen.append)
+    assert never_falls(seen)
+    assert last_of_each(seen) == {
+        "hashing files for the hub": (num_bytes, num_bytes, "bytes"),
+        "sending files": (num_bytes, num_bytes, "bytes"),
+        "waiting for the commit": (0, 0, ""),
+    }
+    assert hub.repos[KEY].files["data/large.bin"] == b"large" * 1_000
+
+
+def test_a_plan_counts_the_bytes_of_the_export(tmp_path: Path) -> None:
+    export_lake(make_state(tmp_path / "var"), tmp_path / "out", form="parquet", own_licence="mit")
+    seen: list[Progress] = []
+    num_bytes = sum(file.num_bytes for file in plan_dataset(tmp_path / "out", seen.append).files)
+    assert last_of_each(seen) == {"hashing files": (num_bytes, num_bytes, "bytes")}
 
 
 def test_a_wrong_token_is_one_sentence_and_is_never_shown(
