@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,6 +13,9 @@ from osworld_pipeline.cli.options import StateOption, writable_state
 from osworld_pipeline.cli.progress import counter, shown_progress
 from osworld_pipeline.programs.answers import print_json
 from osworld_pipeline.progress import BYTES
+
+if TYPE_CHECKING:
+    from osworld_pipeline.datasets.hub import Fetched
 
 SHOWN_REJECTS = 20
 
@@ -38,25 +41,31 @@ def fetch(
     as_json: JsonOption = False,
 ) -> None:
     """Download raw sources from Hugging Face dataset ids, pinned in sources.lock.json."""
-    from osworld_pipeline.datasets.hub import Fetched, fetch_sources, parse_request
+    from osworld_pipeline.datasets.hub import fetch_sources, parse_request
     from osworld_pipeline.domain.state import StateDir
-
-    def print_fetched(fetched: Fetched) -> None:
-        if as_json:
-            return
-        lock = fetched.lock
-        how = "already present" if fetched.was_there else "fetched"
-        print(
-            f"{lock.source}: {how}, {lock.repo_id}@{lock.revision[:12]}, {lock.num_bytes:,} bytes, "
-            f"licence {lock.licence or 'unknown'}: {fetched.path}"
-        )
 
     root = hf_root.resolve() if hf_root else StateDir(state.resolve()).datasets
     parsed = [parse_request(text) for text in requests]
-    with shown_progress("fetch", as_json=as_json) as on_progress:
-        found = fetch_sources(parsed, root, on_fetched=print_fetched, on_progress=on_progress)
+    found: list[Fetched] = []
+    try:
+        with shown_progress("fetch", as_json=as_json) as on_progress:
+            fetch_sources(parsed, root, on_fetched=found.append, on_progress=on_progress)
+    finally:
+        # After the bar, which would break long lines; also those in place before a failure.
+        if not as_json:
+            for each in found:
+                _print_fetched(each)
     if as_json:
         print_json([asdict(each) for each in found])
+
+
+def _print_fetched(fetched: "Fetched") -> None:
+    lock = fetched.lock
+    how = "already present" if fetched.was_there else "fetched"
+    print(
+        f"{lock.source}: {how}, {lock.repo_id}@{lock.revision[:12]}, {lock.num_bytes:,} bytes, "
+        f"licence {lock.licence or 'unknown'}: {fetched.path}"
+    )
 
 
 def import_(
