@@ -31,7 +31,7 @@ from osworld_pipeline.rollout.env_answers import (
     read_observation,
     unreachable,
 )
-from osworld_pipeline.rollout.env_fleet import EnvFleet, ServerState
+from osworld_pipeline.rollout.env_fleet import EnvFleet, ServerReport, ServerState
 from osworld_pipeline.rollout.http_desktop import HttpDesktop, backoff_s
 from osworld_pipeline.wire import (
     EnvConfig,
@@ -40,6 +40,7 @@ from osworld_pipeline.wire import (
     ResetAnswer,
 )
 from osworld_pipeline.wire.http_pools import PooledTransport
+from osworld_pipeline.wire.protocol import UNREPORTED
 from osworld_pipeline.wire.tracing import send_context
 
 GATEWAY_ERRORS = (httpx.codes.BAD_GATEWAY, httpx.codes.GATEWAY_TIMEOUT)
@@ -109,7 +110,8 @@ class EnvClient:
         and go are noticed.
 
         Raises:
-            EnvServerError: no server answers, or two differ in desktop image or grader; names them.
+            EnvServerError: no server answers, one has another protocol, or two differ in desktop image or grader; names
+                them.
         """
         await self.fleet.open()
 
@@ -279,12 +281,19 @@ class EnvClient:
             raise ReplicaError(f"{base_url} has no screen of episode {episode_id}: it was closed, or its desktop died")
         return await read_observation(ObservationMessage.model_validate(found["observation"]))
 
-    async def grounds_of(self, base_url: str) -> Grounds | None:
+    async def report_of(self, base_url: str) -> ServerReport | None:
         info = await self._fetch(base_url, "/v1/server")
         if info is None:
             return None
-        return Grounds(
-            image_digest=str(info.get("image_digest", "")), grader_version=str(info.get("grader_version", ""))
+        protocol = info.get("protocol", UNREPORTED)
+        if type(protocol) is not int:
+            raise EnvServerError(f"{base_url}/v1/server reports the protocol {protocol!r}, which is not a number")
+        return ServerReport(
+            version=str(info.get("version", "unknown")),
+            protocol=protocol,
+            grounds=Grounds(
+                image_digest=str(info.get("image_digest", "")), grader_version=str(info.get("grader_version", ""))
+            ),
         )
 
     async def _own_episodes(self, base_url: str) -> list[str]:

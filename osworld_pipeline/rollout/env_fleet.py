@@ -17,10 +17,12 @@ from enum import StrEnum
 from typing import Protocol
 
 from osworld_pipeline.domain.grounds import Grounds
+from osworld_pipeline.domain.version import installed_version
 from osworld_pipeline.errors import EnvServerError, PipelineError
 from osworld_pipeline.rollout.env_addresses import Lookup, Resolve, is_final, lookup_of, resolve_name
 from osworld_pipeline.rollout.env_answers import UnreachableError
 from osworld_pipeline.wire import HealthAnswer
+from osworld_pipeline.wire.protocol import PROTOCOL
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,16 @@ class ServerState(StrEnum):
     """It finishes its episodes and takes no new ones."""
     DOWN = "down"
     REFUSED = "refused"
-    """Its desktops or its grader differ from those of the run."""
+    """Its protocol, its desktops or its grader differ from those of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerReport:
+    """What a server reports of itself."""
+
+    version: str
+    protocol: int
+    grounds: Grounds
 
 
 @dataclass(eq=False)
@@ -50,8 +61,8 @@ class EnvServer:
     free: int | None = None
     """Estimate of the free desktops; below 0 if this client has more resets waiting there. None if not reported."""
     num_replicas: int = 0
-    grounds: Grounds | None = None
-    """None if the server does not report them, or has not been asked since it was down."""
+    report: ServerReport | None = None
+    """None if the server makes none, or has not been asked since it was down."""
     last_turn: int = 0
     complaint: str = ""
     """Why it gets no episode."""
@@ -66,8 +77,8 @@ class ServerQuestions(Protocol):
 
     async def health_of(self, base_url: str) -> HealthAnswer: ...
 
-    async def grounds_of(self, base_url: str) -> Grounds | None:
-        """None if the server does not report them."""
+    async def report_of(self, base_url: str) -> ServerReport | None:
+        """None if the server makes none."""
         ...
 
 
@@ -124,7 +135,8 @@ class EnvFleet:
         without an address gets some time to have one.
 
         Raises:
-            EnvServerError: no server answers, or two of them differ in desktop image or grader; names them.
+            EnvServerError: no server answers, one has another protocol, or two of them differ in desktop image or
+                grader; names them.
         """
         await self.look()
         deadline = time.monotonic() + NAME_LIMIT_S
@@ -141,8 +153,8 @@ class EnvFleet:
     def grounds(self) -> frozenset[Grounds] | None:
         """The images and graders of the servers that are in use, as of the last look; None if one does not report its
         own."""
-        found = {one.grounds for one in self.servers if one.state in (ServerState.UP, ServerState.DRAINING)}
-        return None if None in found else frozenset(one for one in found if one is not None)
+        found = {one.report for one in self.servers if one.state in (ServerState.UP, ServerState.DRAINING)}
+        return None if None in found else frozenset(one.grounds for one in found if one is not None)
 
     def watch(self) -> None:
         """Looks at the servers every few seconds from now on, until `close`; also at a single one, which may come back
@@ -242,8 +254,8 @@ class EnvFleet:
             async with asyncio.timeout(LOOK_LIMIT_S):
                 health = await self._questions.health_of(server.url)
                 self.has_answered(server.url)
-                if server.grounds is None or server.state is ServerState.REFUSED:
-                    server.grounds = await self._questions.grounds_of(server.url)
+                if server.report is None or server.state is ServerState.REFUSED:
+                    server.report = await self._questions.report_of(server.url)
         except TimeoutError:
             self._set_down(server, f"{server.url}/health did not answer within {LOOK_LIMIT_S:g} s")
         except EnvServerError as error:
@@ -261,22 +273,33 @@ class EnvFleet:
         server.state, server.complaint = ServerState.DOWN, complaint
         if time.monotonic() - server.last_answer >= SILENT_S:
             server.is_silent.set()
-        # It may come back with another image.
-        server.free = server.grounds = None
+        # It may come back with another image or version.
+        server.free = server.report = None
 
     def _compare(self, server: EnvServer) -> None:
-        if server.grounds is None or server.state is ServerState.DOWN:
+        if server.report is None or server.state is ServerState.DOWN:
             return
-        self._grounds = self._grounds or server.grounds
-        if self._may_mix or server.grounds == self._grounds:
+        complaint = self._difference(server.url, server.report)
+        if complaint is None:
             return
-        complaint = (
-            f"the env server at {server.url} has other desktops or another grader ({server.grounds}) than the run "
-            f"({self._grounds}); give all servers the same version and image, or set desktop.may_mix_servers=true"
-        )
         if server.complaint != complaint:
             log.warning("%s; it gets no episode", complaint)
         server.state, server.complaint = ServerState.REFUSED, complaint
+
+    def _difference(self, url: str, report: ServerReport) -> str | None:
+        """Why the run cannot use this server; None if it can."""
+        if report.protocol != PROTOCOL:
+            return (
+                f"the env server at {url} (version {report.version}) has protocol {report.protocol}, and this program "
+                f"(version {installed_version()}) has protocol {PROTOCOL}; install the same version on both sides"
+            )
+        self._grounds = self._grounds or report.grounds
+        if self._may_mix or report.grounds == self._grounds:
+            return None
+        return (
+            f"the env server at {url} has other desktops or another grader ({report.grounds}) than the run "
+            f"({self._grounds}); give all servers the same version and image, or set desktop.may_mix_servers=true"
+        )
 
     def _eligible(self) -> list[EnvServer]:
         return [one for one in self.servers if one.state in (ServerState.UP, ServerState.UNKNOWN)]

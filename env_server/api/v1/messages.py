@@ -167,6 +167,8 @@ class CordonRequest(Message):
 
 class ServerInfo(Message):
     version: str
+    protocol: int
+    """Of this API; clients with another number refuse the server. A server that reports none has protocol 1."""
     provider: str
     image_digest: str
     grader_version: str

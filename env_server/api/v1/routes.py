@@ -27,6 +27,7 @@ from env_server.api.v1.person import person_router
 from env_server.api.v1.screens import screens_router
 from env_server.episodes.table import EpisodeTable
 from env_server.settings import Settings
+from osworld_pipeline.wire.protocol import PROTOCOL
 
 SURFACES = ("/v1", "slime", "areal", "osgym")
 MULTIPART = {"multipart/mixed": {"schema": {"type": "string", "format": "binary"}}}
@@ -170,6 +171,7 @@ def _server_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
         """Versions, desktops, grader and limits: everything that measurements of episodes depend on."""
         return ServerInfo(
             version=version("osworld-pipeline"),
+            protocol=PROTOCOL,
             provider=pool.provider.name,
             image_digest=pool.provider.image_digest,
             grader_version=episodes.drivers.grader_version,

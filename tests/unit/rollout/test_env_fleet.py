@@ -11,8 +11,9 @@ from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.rollout import env_fleet
 from osworld_pipeline.rollout.env_answers import UnreachableError
-from osworld_pipeline.rollout.env_fleet import EnvFleet
+from osworld_pipeline.rollout.env_fleet import EnvFleet, ServerReport
 from osworld_pipeline.wire import HealthAnswer
+from osworld_pipeline.wire.protocol import PROTOCOL
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"
 OURS = Grounds(image_digest="ours", grader_version="1")
@@ -25,7 +26,8 @@ class Servers:
     def __init__(self, **free: int) -> None:
         self.free = {f"http://{name}:1": number for name, number in free.items()}
         self.draining: set[str] = set()
-        self.grounds: dict[str, Grounds | None] = {}
+        self.grounds: dict[str, Grounds] = {}
+        self.protocols: dict[str, int] = {}
 
     async def health_of(self, base_url: str) -> HealthAnswer:
         if base_url not in self.free:
@@ -33,8 +35,9 @@ class Servers:
         status = "draining" if base_url in self.draining else "ok"
         return HealthAnswer(status=status, episodes=0, replicas=8, free=self.free[base_url])
 
-    async def grounds_of(self, base_url: str) -> Grounds | None:
-        return self.grounds.get(base_url, OURS)
+    async def report_of(self, base_url: str) -> ServerReport | None:
+        protocol = self.protocols.get(base_url, PROTOCOL)
+        return ServerReport(version="9.9.9", protocol=protocol, grounds=self.grounds.get(base_url, OURS))
 
 
 def chosen(fleet: EnvFleet, number: int) -> Counter[str]:
@@ -138,6 +141,34 @@ async def test_servers_that_differ_are_refused_at_the_start() -> None:
     await mixed.open()
     assert chosen(mixed, 2) == {A: 1, B: 1}
     await mixed.close()
+
+
+@pytest.mark.parametrize("may_mix", [False, True])
+async def test_a_server_of_another_protocol_is_refused_even_where_servers_may_differ(may_mix: bool) -> None:
+    servers = Servers(a=1, b=1)
+    servers.protocols[A] = PROTOCOL + 1
+    fleet = EnvFleet([A, B], servers, may_mix=may_mix)
+    with pytest.raises(EnvServerError, match=rf"http://a:1 \(version 9.9.9\) has protocol {PROTOCOL + 1}.*install"):
+        await fleet.open()
+    assert fleet.grounds() == {OURS}, "the refused server does not set the run's image and grader"
+
+
+async def test_a_server_that_joins_with_another_protocol_gets_no_episode_until_it_is_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    servers = Servers(a=1)
+    servers.protocols[B] = PROTOCOL + 1
+    fleet = EnvFleet([A, B], servers, may_mix=True)
+    await fleet.open()
+    servers.free[B] = 8
+    for _ in range(2):
+        await fleet.look()
+    assert chosen(fleet, 3) == {A: 3}
+    assert caplog.text.count("install the same version on both sides; it gets no episode") == 1
+    servers.protocols[B] = PROTOCOL
+    await fleet.look()
+    assert chosen(fleet, 3) == {B: 3}
+    await fleet.close()
 
 
 async def test_a_server_that_comes_back_with_another_image_gets_no_episode(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,6 +9,7 @@ import pytest
 from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.rollout.env_client import EnvClient
+from osworld_pipeline.wire.protocol import UNREPORTED
 
 OURS = {"version": "1", "image_digest": "abc", "grader_version": "g1", "num_replicas": 2}
 
@@ -43,6 +44,21 @@ async def test_a_server_of_another_make_reports_nothing_and_every_score_counts()
     async with client_of("http://a:1", server=lambda request: httpx.Response(404, json={})) as client:
         await client.connect()
         assert client.fleet.grounds() is None
+
+
+async def test_a_server_that_reports_no_protocol_has_that_of_the_only_version_without_one() -> None:
+    async with client_of("http://a:1", server=lambda request: httpx.Response(200, json=OURS)) as client:
+        report = await client.report_of("http://a:1")
+        assert report is not None
+        assert (report.version, report.protocol) == ("1", UNREPORTED)
+
+
+@pytest.mark.parametrize("protocol", [None, "1", True, 1.5])
+async def test_a_protocol_that_is_no_number_is_refused(protocol: object) -> None:
+    strange = {**OURS, "protocol": protocol}
+    async with client_of("http://a:1", server=lambda request: httpx.Response(200, json=strange)) as client:
+        with pytest.raises(EnvServerError, match="http://a:1/v1/server reports the protocol"):
+            await client.connect()
 
 
 async def test_a_server_that_is_gone_is_named() -> None:
