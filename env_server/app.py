@@ -1,7 +1,7 @@
 """The FastAPI application over a running pool: routes, guard, error answers and the idle reaper."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
@@ -27,9 +27,10 @@ DESCRIPTION = """Desktops for OSWorld tasks, as episodes: open, step, evaluate, 
 message and its `fault`; a fault is never a reward."""
 
 
-def create_app(pool: Pool, settings: Settings, drivers: Drivers) -> FastAPI:
+def create_app(pool: Pool, settings: Settings, drivers: Drivers, *, drain: Callable[[float], float]) -> FastAPI:
     """The caller starts and closes the pool; the drivers are closed with the application. The application's state holds
-    the table of `episodes` and the `metrics`, for callers that serve more ports over them."""
+    the table of `episodes` and the `metrics`, for callers that serve more ports over them. `drain` ends the server as
+    SIGTERM does: live episodes get the given seconds; it returns those that they have."""
     metrics = Metrics()
 
     def on_timing(part: str, seconds: float) -> None:
@@ -54,7 +55,7 @@ def create_app(pool: Pool, settings: Settings, drivers: Drivers) -> FastAPI:
 
     app = FastAPI(title="OSWorld env server", description=DESCRIPTION, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.episodes, app.state.metrics = episodes, metrics
-    app.include_router(own_router(episodes, settings))
+    app.include_router(own_router(episodes, settings, drain))
     app.include_router(slime_router(episodes))
     app.include_router(areal_router(episodes, idle_ttl_s=settings.idle_ttl_s))
     app.include_router(status_router(episodes, settings))

@@ -31,7 +31,7 @@ def describe() -> str:
     """The whole page, in Markdown."""
     settings = ServerSettings()
     pool = Pool(make_provider(settings), num_replicas=1, queue_timeout_s=1.0)
-    app = create_app(pool, settings, make_drivers(settings))
+    app = create_app(pool, settings, make_drivers(settings), drain=lambda limit_s: limit_s)
     osgym = osgym_app(app.state.episodes, settings)
     sections: dict[str, list[str]] = {}
     schemas: dict[str, Schema] = {}

@@ -1,10 +1,12 @@
-"""Runs the server: one pool, one table of episodes, one port or several; on a signal it drains and removes everything
-it created."""
+"""Runs the server: one pool, one table of episodes, one port or several; on a signal or a request to drain it lets
+episodes end and removes everything it created."""
 
 import asyncio
 import logging
+import math
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,13 +42,27 @@ class ExtraListener:
 
 
 class _Stop:
-    """The effect of SIGTERM and SIGINT: the first one drains, the next one ends at once."""
+    """The end of the server, by SIGTERM, SIGINT or the API. The first signal drains as a request does, the second ends
+    at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, drain_episodes_s: float) -> None:
         self.asked, self.hurried = asyncio.Event(), asyncio.Event()
+        self.episodes_end_at = math.inf
+        """Until when live episodes may go on, in seconds of the monotonic clock."""
+        self._drain_episodes_s, self._is_signalled = drain_episodes_s, False
 
-    def __call__(self) -> None:
-        (self.hurried if self.asked.is_set() else self.asked).set()
+    def on_signal(self) -> None:
+        if self._is_signalled:
+            self.hurried.set()
+        self._is_signalled = True
+        self.drain(self._drain_episodes_s)
+
+    def drain(self, limit_s: float) -> float:
+        """Returns the seconds that live episodes have: those of the earliest deadline."""
+        now = time.monotonic()
+        self.episodes_end_at = min(self.episodes_end_at, now + limit_s)
+        self.asked.set()
+        return max(0.0, self.episodes_end_at - now)
 
 
 def run_server(
@@ -76,18 +92,19 @@ async def serve(
     *,
     as_json: bool = False,
 ) -> None:
-    """Serves until SIGTERM or SIGINT; then live episodes get `drain_episodes_s`, calls in progress `drain_timeout_s`,
-    and every replica is stopped. `as_json`: the line that says it is ready is JSON.
+    """Serves until SIGTERM, SIGINT or a request to drain; then live episodes get `drain_episodes_s` or the request's
+    limit, calls in progress `drain_timeout_s`, and every replica is stopped. `as_json`: the line that says it is ready
+    is JSON.
 
     Raises:
         DependencyError, ReplicaError: the desktops cannot be started; they have been removed.
     """
-    loop, stop = asyncio.get_running_loop(), _Stop()
+    loop, stop = asyncio.get_running_loop(), _Stop(settings.drain_episodes_s)
     # Enough threads for blocking work of every replica and as many answers; the default allows only a few.
     loop.set_default_executor(ThreadPoolExecutor(2 * settings.num_replicas + 16, thread_name_prefix="env-server"))
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop.on_signal)
     pool = Pool(
         provider,
         num_replicas=settings.num_replicas,
@@ -113,7 +130,7 @@ async def _serve_pool(
     *,
     as_json: bool,
 ) -> None:
-    app = create_app(pool, settings, drivers)
+    app = create_app(pool, settings, drivers, drain=stop.drain)
     episodes: EpisodeTable = app.state.episodes
     limits = connection_limits(settings)
     servers = {_server(app, limits): listener}
@@ -127,7 +144,8 @@ async def _serve_pool(
         if settings.ready_file is not None:
             write_ready_file(settings.ready_file, url)
         _announce(settings, pool, url, as_json=as_json)
-        await _finishes_before(stop.asked, _first_of(serving))
+        if await _finishes_before(stop.asked, _first_of(serving)):
+            stop.drain(settings.drain_episodes_s)  # a port has ended by itself
         await _drain(settings, episodes, stop)
     finally:
         pool.drain()
@@ -153,25 +171,22 @@ async def _drain(settings: Settings, episodes: EpisodeTable, stop: _Stop) -> Non
     """New episodes are refused; live ones may end, then calls in progress; then every remaining episode is closed."""
     episodes.pool.drain()
     log.info("draining: %d episodes, %d calls in progress", len(episodes), episodes.num_calls)
-    if not await _are_none_left(lambda: episodes.num_open, settings.drain_episodes_s, stop):
-        log.info("%d episodes did not end within %g s", episodes.num_open, settings.drain_episodes_s)
-    if not await _are_none_left(lambda: episodes.num_calls, settings.drain_timeout_s, stop):
+    if not await _are_none_left(lambda: episodes.num_open, lambda: stop.episodes_end_at, stop):
+        log.info("%d episodes did not end in time", episodes.num_open)
+    calls_end_at = time.monotonic() + settings.drain_timeout_s
+    if not await _are_none_left(lambda: episodes.num_calls, lambda: calls_end_at, stop):
         log.warning("%d calls did not finish within %g s", episodes.num_calls, settings.drain_timeout_s)
     await episodes.close_all("the env server is shutting down")
 
 
-async def _are_none_left(count: Callable[[], int], limit_s: float, stop: _Stop) -> bool:
-    """False if some are left at the limit, or at a second signal."""
+async def _are_none_left(count: Callable[[], int], end: Callable[[], float], stop: _Stop) -> bool:
+    """False if some are left at the end, which may become earlier meanwhile, or at a second signal."""
 
     async def none_left() -> None:
-        while count():  # noqa: ASYNC110 - a program that ends polls
+        while count() and time.monotonic() < end():  # noqa: ASYNC110 - a program that ends polls
             await asyncio.sleep(DRAIN_POLL_S)
 
-    try:
-        async with asyncio.timeout(limit_s):
-            return await _finishes_before(stop.hurried, none_left())
-    except TimeoutError:
-        return not count()
+    return await _finishes_before(stop.hurried, none_left()) and not count()
 
 
 def _server(app: ASGIApp, limits: ConnectionLimits) -> "_Server":

@@ -22,7 +22,7 @@ access_log = logging.getLogger("env_server.access")
 OPEN_PATHS = ("/health", "/healthz", "/readyz", "/", "/status", "/docs")
 """Paths without secrets: a load balancer requests them and has no token. The pages for a browser contain no data, and
 must be reachable for their user to enter the token."""
-NOT_BY_RUNS = (re.compile(r"/v1/server/cordon"), re.compile(r"/v1/episodes/[^/]+/person/.*"))
+NOT_BY_RUNS = (re.compile(r"/v1/server/(cordon|drain)"), re.compile(r"/v1/episodes/[^/]+/person/.*"))
 """Paths that a run's token does not open: they are for the people who run the server."""
 _FOREIGN = (
     "this server has no token, so it answers only programs on this machine that use a loopback address, and no page of "

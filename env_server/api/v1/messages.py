@@ -9,6 +9,7 @@ from env_server.episodes.episode import Episode
 from osworld_pipeline.domain.observation import Settle
 from osworld_pipeline.wire import MAX_NOTE, MAX_RECORD_ID, EnvConfig, ImageFormat, Message
 
+MAX_DEADLINE_S = 7 * 24 * 3600
 TASK_EXAMPLE = {
     "id": "make-file",
     "instruction": "Make the file a.txt on the desktop.",
@@ -163,6 +164,20 @@ class CordonRequest(Message):
 
     is_cordoned: bool
     """Whether new episodes are refused."""
+
+
+class DrainRequest(Message):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    deadline_s: float = Field(ge=0, le=MAX_DEADLINE_S, allow_inf_nan=False)
+    """Seconds from now that live episodes may go on. Calls in progress then get `drain_timeout_s` in addition."""
+
+
+class DrainAnswer(Message):
+    num_episodes: int
+    """Live episodes; the server exits once none is left."""
+    left_s: float
+    """Seconds until those that are left are closed: less than `deadline_s` after an earlier request or signal."""
 
 
 class ServerInfo(Message):

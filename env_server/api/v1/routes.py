@@ -2,6 +2,7 @@
 request selects."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -13,6 +14,8 @@ from env_server.api.opening import CLIENT_CLOSED_REQUEST, open_and_tell
 from env_server.api.quick_route import QuickRoute
 from env_server.api.v1.messages import (
     CordonRequest,
+    DrainAnswer,
+    DrainRequest,
     EpisodeInfo,
     EpisodeList,
     EvaluationReply,
@@ -45,12 +48,12 @@ FRESH = {
 }
 
 
-def own_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
+def own_router(episodes: EpisodeTable, settings: Settings, drain: Callable[[float], float]) -> APIRouter:
     router = APIRouter(prefix="/v1")
     router.include_router(_episodes_router(episodes))
     router.include_router(screens_router(episodes))
     router.include_router(person_router(episodes, settings))
-    router.include_router(_server_router(episodes, settings))
+    router.include_router(_server_router(episodes, settings, drain))
     return router
 
 
@@ -162,7 +165,7 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
     return router
 
 
-def _server_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
+def _server_router(episodes: EpisodeTable, settings: Settings, drain: Callable[[float], float]) -> APIRouter:
     router = APIRouter(route_class=QuickRoute, tags=["server"], responses=ERROR_ANSWERS)
     pool, started_at = episodes.pool, time.monotonic()
 
@@ -197,9 +200,16 @@ def _server_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
     @router.post("/server/cordon", summary="Refuse or accept new episodes", status_code=204, response_class=Response)
     async def cordon(message: CordonRequest) -> Response:
         """Live episodes go on. While cordoned, /health says `draining` and /readyz is 503; clients with several servers
-        use the others. Stop the server when it has no episode left."""
+        use the others."""
         pool.cordon(is_cordoned=message.is_cordoned)
         return Response(status_code=204)
+
+    @router.post("/server/drain", summary="Let the live episodes end, then end the server")
+    async def drain_server(message: DrainRequest) -> DrainAnswer:
+        """As SIGTERM, with a deadline of its own: new episodes are refused, live ones go on until the deadline, the
+        rest are closed, and the server exits. It cannot be undone; of several deadlines the earliest counts."""
+        pool.drain()
+        return DrainAnswer(num_episodes=episodes.num_open, left_s=drain(message.deadline_s))
 
     return router
 

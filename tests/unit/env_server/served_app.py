@@ -33,7 +33,7 @@ async def serving(num_replicas: int = 1, *, queue_timeout_s: float = 0.05, **opt
     provider = FakeProvider()
     pool = fake_pool(provider, num_replicas, queue_timeout_s=queue_timeout_s)
     settings = ServerSettings.from_environment(options.pop("environment", {}), **options)
-    app = create_app(pool, settings, make_drivers(settings))
+    app = create_app(pool, settings, make_drivers(settings), drain=lambda limit_s: limit_s)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     try:
         await pool.start()

@@ -82,7 +82,7 @@ async def surfaces(
         stack.push_async_callback(pool.close)
         await pool.start()
         if has_main_port:
-            app = create_app(pool, settings, drivers)
+            app = create_app(pool, settings, drivers, drain=lambda limit_s: limit_s)
             await stack.enter_async_context(app.router.lifespan_context(app))
             served = Surfaces(pool, provider, app.state.episodes, app)
         else:

@@ -315,12 +315,15 @@ async def test_the_token_of_a_run_opens_its_episodes_until_it_ends_but_not_what_
         assert answer.status_code == 200
         for path, body in (
             ("/v1/server/cordon", {"is_cordoned": True}),
+            ("/v1/server/drain", {"deadline_s": 0}),
             (f"/v1/episodes/{answer.json()['episode_id']}/person/next", {"after": 0}),
         ):
             refused = await server.http.post(path, json=body, headers=good)
             assert fault(refused) == (403, "client_error"), path
         cordoned = await server.http.post("/v1/server/cordon", json={"is_cordoned": True}, headers=header("secret"))
         assert cordoned.status_code == 204
+        drained = await server.http.post("/v1/server/drain", json={"deadline_s": 0}, headers=header("secret"))
+        assert drained.status_code == 200
 
 
 async def test_access_log_has_one_line_a_request_without_token_query_or_body(caplog: pytest.LogCaptureFixture) -> None:

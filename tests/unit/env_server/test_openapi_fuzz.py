@@ -44,6 +44,8 @@ def test_no_request_is_answered_with_a_server_error(url: str) -> None:
     operations = [result.ok() for result in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations()]
     assert len(operations) > 20
     for operation in operations:
+        if operation.path == "/v1/server/drain":  # it would end the server
+            continue
         httpx.post(f"{url}/v1/server/cordon", json={"is_cordoned": False}).raise_for_status()
         opened = httpx.post(f"{url}/reset", json={"task_config": TASK}).raise_for_status().json()
         send_made_up(operation, opened["episode_id"])

@@ -262,6 +262,19 @@ async def test_a_cordoned_server_refuses_new_episodes_and_goes_on_with_the_other
         assert (await server.post("/v1/episodes", request_id="another", task_config=TASK)).status_code == 201
 
 
+async def test_a_drain_needs_a_deadline_and_nothing_else() -> None:
+    bodies: list[dict[str, Any]] = [
+        {},
+        {"deadline_s": -1},
+        {"deadline_s": 1e9},
+        {"deadline_s": 1, "is_cordoned": False},
+    ]
+    async with serving() as server:
+        for body in bodies:
+            assert fault(await server.post("/v1/server/drain", **body)) == (422, "client_error"), body
+        assert not server.pool.is_draining
+
+
 async def test_a_client_may_ask_for_a_shorter_wait_for_a_desktop() -> None:
     async with serving(1, queue_timeout_s=30.0) as server:
         await opened(server)
