@@ -132,7 +132,8 @@ dev: setup ## Dagster's UI on http://127.0.0.1:3000; STATE=FOLDER for another st
 	@$(BIN)/osworld-pipeline dev $(if $(STATE),--state "$(STATE)") --port $(or $(PORT),3000)
 
 mlflow: setup-python ## MLflow's UI on http://127.0.0.1:5000; STATE=FOLDER for another state than var, PORT=5001
-	@MLFLOW_DISABLE_TELEMETRY=$${MLFLOW_DISABLE_TELEMETRY:-true} $(BIN)/mlflow ui --backend-store-uri "sqlite:///$(or $(STATE),var)/mlflow/mlflow.db" --port $(or $(PORT),5000)
+	@case "$(MLFLOW_TRACKING_URI)" in http://*|https://*) echo "MLFLOW_TRACKING_URI is set: MLflow's UI is $(MLFLOW_TRACKING_URI)"; exit;; esac; \
+	MLFLOW_DISABLE_TELEMETRY=$${MLFLOW_DISABLE_TELEMETRY:-true} $(BIN)/mlflow ui --backend-store-uri "$(or $(MLFLOW_TRACKING_URI),sqlite:///$(or $(STATE),var)/mlflow/mlflow.db)" --port $(or $(PORT),5000)
 
 constraints: setup-python ## resolve every list of pinned packages again
 	@scripts/pin --upgrade

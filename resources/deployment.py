@@ -52,8 +52,14 @@ def deployment_resources(environment: Mapping[str, str]) -> dict[str, dg.Configu
 
 
 def deployment_tracking(environment: Mapping[str, str]) -> TrackingResource:
-    """Raises PipelineError, as `deployment_resources`."""
-    tracking = deployment_resources(environment)["tracking"]
+    """For commands, which are not run by Dagster: its values from the environment are read. Raises PipelineError, as
+    `deployment_resources`."""
+    configured = deployment_resources(environment)["tracking"]
+    for _, value in configured:
+        if isinstance(value, dg.EnvVar) and value.get_value() is None:
+            why = f"`tracking` takes a value from {value.env_var_name}, which is not set"
+            raise _refuse(environment[DEPLOYMENT_VARIABLE], why)
+    tracking = configured.process_config_and_initialize()
     assert isinstance(tracking, TrackingResource)
     return tracking
 

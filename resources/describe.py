@@ -59,6 +59,11 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
         "Dagster",
         "cron expression of `retraining_schedule` (UTC; five fields); default: 03:00 every day",
     ),
+    (
+        "MLFLOW_TRACKING_URI",
+        "Dagster, pipeline",
+        "MLflow's tracking URI, where neither the run nor the deployment file sets `tracking.uri`",
+    ),
     ("OSWORLD_FAILURE_WEBHOOK", "Dagster", "the URL to which each failed run is posted as JSON"),
     ("OSWORLD_SANDBOX_TOKEN", "env server", "the token of a gateway of remote sandboxes"),
     ("WINDOWS_ADMIN_PASSWORD", "env server", "the password for the login of a Windows image"),

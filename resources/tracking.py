@@ -14,6 +14,7 @@ from osworld_pipeline.tracking.code import code_origin
 from osworld_pipeline.tracking.models import champion_checkpoint, register_champion
 from osworld_pipeline.tracking.runs import StageRun, find_run, metric_history, stage_run
 
+URI_VARIABLE = "MLFLOW_TRACKING_URI"
 MLFLOW_URL = "http://127.0.0.1:5000"
 DAGSTER_URL = "http://127.0.0.1:3000"
 
@@ -21,14 +22,30 @@ DAGSTER_URL = "http://127.0.0.1:3000"
 class TrackingResource(dg.ConfigurableResource):
     """An MLflow tracking store."""
 
-    uri: str = Field(default="", description="Tracking URI; empty: the SQLite file in the state folder.")
+    uri: str = Field(
+        default="", description=f"Tracking URI; empty: {URI_VARIABLE}, or else the SQLite file in the state folder."
+    )
     ui_url: str = Field(
-        default="", description=f"URL of MLflow's UI; empty: `uri` if that is a server, else {MLFLOW_URL}."
+        default="", description=f"URL of MLflow's UI; empty: the tracking URI if that is a server, else {MLFLOW_URL}."
     )
     dagster_url: str = Field(default=DAGSTER_URL, description="URL of Dagster's UI.")
 
+    @property
+    def given_uri(self) -> str:
+        """Empty if the configuration and the environment have none."""
+        return self.uri or dg.EnvVar(URI_VARIABLE).get_value() or ""
+
+    @property
+    def is_server(self) -> bool:
+        return self.given_uri.startswith(("http://", "https://"))
+
+    @property
+    def pages_url(self) -> str:
+        """MLflow's UI."""
+        return self.ui_url or (self.given_uri if self.is_server else MLFLOW_URL)
+
     def resolve(self, state: StateDir) -> str:
-        return self.uri or f"sqlite:///{state.mlflow_db}"
+        return self.given_uri or state.mlflow_uri
 
     @contextmanager
     def stage(
@@ -80,11 +97,11 @@ class TrackingResource(dg.ConfigurableResource):
         if run_id is None:
             return None
         with tracking_errors(uri, f"cannot look up the run of {stage_key}"):
-            return run_url(self._base_url(), open_client(uri).get_run(run_id).info.experiment_id, run_id)
+            return run_url(self.pages_url, open_client(uri).get_run(run_id).info.experiment_id, run_id)
 
     def run_url_of(self, run: StageRun) -> str:
         """The page of a running stage in MLflow's UI; sends no request."""
-        return run.url(self._base_url())
+        return run.url(self.pages_url)
 
     def history_of(self, state: StateDir, stage_key: str, names: Sequence[str]) -> list[tuple[str, int, float]]:
         """(metric, update, value) of a stage. Raises TrackingError."""
@@ -98,6 +115,3 @@ class TrackingResource(dg.ConfigurableResource):
     def set_champion(self, state: StateDir, checkpoint_id: str) -> None:
         """Moves the alias to this checkpoint. Raises TrackingError."""
         register_champion(self.resolve(state), checkpoint_id)
-
-    def _base_url(self) -> str:
-        return self.ui_url or (self.uri if self.uri.startswith(("http://", "https://")) else MLFLOW_URL)

@@ -102,7 +102,7 @@ ROLES: Mapping[str, Role] = {
     "mlflow": Role(
         "MLflow's UI",
         ("python", "packages-pipeline", "mlflow-database", "port-5000"),
-        lambda state, _: mlflow_line(state),
+        lambda state, _: mlflow_line(state.mlflow_uri),
     ),
     "sglang": Role(
         "an sglang server",
@@ -146,7 +146,7 @@ def make_checks(place: Place) -> list[Check]:
         one("adapters", check_adapters, place.state),
         one("locks", check_locks, place.state),
         _port(3000, "Dagster's UI", ("dagster",), pipeline_line(place.state, "dev", "--port", 3001)),
-        _port(5000, "MLflow's UI", ("mlflow",), mlflow_line(place.state, port=5001)),
+        _port(5000, "MLflow's UI", ("mlflow",), mlflow_line(place.state.mlflow_uri, port=5001)),
         _port(8100, "the env server", ("env_server", "env-server"), shell_line(ENV_SERVER, "--port", 8101)),
         _port(
             30000,

@@ -73,7 +73,7 @@ def check_mlflow_database(name: str, state: StateDir) -> Finding:
             remedy=remedy,
         )
     if known and revision not in heads:
-        remedy = f"mlflow db upgrade sqlite:///{path}"
+        remedy = f"mlflow db upgrade {state.mlflow_uri}"
         return Finding(
             name=name,
             status=Status.MISSING,

@@ -23,6 +23,6 @@ def pipeline_line(state: StateDir, *words: object) -> str:
     return shell_line(PIPELINE, *words, "--state", state.root)
 
 
-def mlflow_line(state: StateDir, *, port: int = 5000) -> str:
-    """MLflow's UI of this state."""
-    return shell_line("mlflow", "ui", "--backend-store-uri", f"sqlite:///{state.mlflow_db}", "--port", port)
+def mlflow_line(database_uri: str, *, port: int = 5000) -> str:
+    """MLflow's UI of a database."""
+    return shell_line("mlflow", "ui", "--backend-store-uri", database_uri, "--port", port)

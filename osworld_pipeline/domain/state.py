@@ -68,6 +68,10 @@ class StateDir:
         return self.root / "mlflow" / "mlflow.db"
 
     @property
+    def mlflow_uri(self) -> str:
+        return f"sqlite:///{self.mlflow_db}"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

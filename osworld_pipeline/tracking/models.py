@@ -97,7 +97,8 @@ def _as_default_store(tracking_uri: str) -> Iterator[None]:
         yield
         return
     with _DEFAULT_STORE:
-        before = mlflow.get_tracking_uri()
+        # With None, MLflow also removes the variable MLFLOW_TRACKING_URI, which it has set for child processes.
+        before: Any = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
         mlflow.set_tracking_uri(tracking_uri)
         try:
             yield

@@ -79,7 +79,7 @@ def default_checkpoint(state: StateDir, source: RecipeResource) -> Checkpoint:
     that trains one with `source`."""
     tracking = deployment_tracking(os.environ)
     # A query to MLflow creates its database; without a database, no champion is set.
-    champion = tracking.champion(state) if tracking.uri or state.mlflow_db.is_file() else None
+    champion = tracking.champion(state) if tracking.given_uri or state.mlflow_db.is_file() else None
     found = find_or_add(state, champion) if champion else newest_checkpoint(state)
     if found is None:
         advised = pipeline_line(state, "train", *source.options)

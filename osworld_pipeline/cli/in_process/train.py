@@ -230,12 +230,17 @@ def _show_scores(rows: Sequence[EvalRow], recipe: Recipe, checkpoint_ids: list[s
 
 
 def _show_where_to_look(state: StateDir, console: Console) -> None:
+    tracking = deployment_tracking(os.environ)
+    pages = f"{tracking.pages_url}   parameters, curves, models"
+    if tracking.is_server:
+        mlflow = [f"  MLflow    {pages}"]
+    else:
+        mlflow = [f"  MLflow    {mlflow_line(tracking.resolve(state))}", f"            {pages}"]
     console.print("\n[bold]Where to look next[/]")
     lines = [
         f"  Dagster   {pipeline_line(state, 'dev')}",
         "            http://127.0.0.1:3000   assets, lineage, runs",
-        f"  MLflow    {mlflow_line(state)}",
-        "            http://127.0.0.1:5000   parameters, curves, models",
+        *mlflow,
         f"  Viewer    {pipeline_line(state, 'view')}",
         f"  Reports   {state.reports / 'index.html'}",
         f"  DuckDB    {state.catalog}, for example:",

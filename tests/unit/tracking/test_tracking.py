@@ -1,5 +1,6 @@
 """What MLflow is told, read back from a real sqlite store."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -121,6 +122,7 @@ def test_the_champion_moves_to_the_checkpoint_it_is_told(uri: str, tmp_path: Pat
     assert champion_checkpoint(uri) == "sft-2"
     assert register_champion(uri, "sft-1") == "1", "a checkpoint has one version for ever"
     assert champion_checkpoint(uri) == "sft-1"
+    assert "MLFLOW_TRACKING_URI" not in os.environ, "MLflow's default store is as it was"
 
 
 def test_more_parameters_than_mlflow_takes_at_once_are_all_there(uri: str) -> None:
