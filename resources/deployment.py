@@ -75,9 +75,11 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as error:
         raise refuse(str(error)) from error
-    resources = loaded.get("resources") if isinstance(loaded, dict) else None
-    if not isinstance(resources, dict) or len(loaded) > 1:
+    if not isinstance(loaded, dict) or loaded.keys() != {"resources"}:
         raise refuse("it must have the one key `resources`, as a run's configuration")
+    resources = loaded["resources"] or {}
+    if not isinstance(resources, dict):
+        raise refuse("`resources` must have the names of resources")
     for name, entry in resources.items():
         if name not in TYPES:
             raise refuse(f"there is no resource `{name}`{did_you_mean(str(name), TYPES)}")
@@ -120,6 +122,8 @@ def _value(value: Any) -> Any:
         if value.keys() == {"env"}:
             return dg.EnvVar(str(value["env"]))
         return {key: _value(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_value(inner) for inner in value]
     return value
 
 

@@ -42,7 +42,9 @@ resources:
 ```
 A resource that a run does not name has its defaults, or what the file of `OSWORLD_DEPLOYMENT` gives it, so that
 *Materialize* in Dagster's page uses the recipe, desktops and cluster of your deployment. The file has the same form,
-with `resources` alone. A run that names a resource replaces all values of that one."""
+with `resources` alone; `osworld-pipeline init` writes one with examples. `{env: NAME}`, as a value or in a list, is
+read from the environment of Dagster when a run starts, so the file can be the same on every machine. A run that names
+a resource replaces all values of that one."""
 OWN_LAUNCHERS: tuple[tuple[str, type[BaseModel]], ...] = (("local", LocalLauncher), ("ray", RayLauncher))
 """Without those of other installed distributions."""
 RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -64,6 +66,7 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
         "Dagster, pipeline",
         "MLflow's tracking URI, where neither the run nor the deployment file sets `tracking.uri`",
     ),
+    ("OSWORLD_VIEWER_URL", "Dagster", "the viewer's address in links; default: http://127.0.0.1:8765"),
     ("OSWORLD_FAILURE_WEBHOOK", "Dagster", "the URL to which each failed run is posted as JSON"),
     ("OSWORLD_SANDBOX_TOKEN", "env server", "the token of a gateway of remote sandboxes"),
     ("WINDOWS_ADMIN_PASSWORD", "env server", "the password for the login of a Windows image"),

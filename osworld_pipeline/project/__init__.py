@@ -17,6 +17,7 @@ WORKSPACE = "workspace.yaml"
 VARIABLES = ".env"
 RECIPE = "recipe.toml"
 COMPOSE = "compose.yaml"
+DEPLOYMENT = "deployment.yaml"
 KUBERNETES = "kubernetes"
 LOCAL_INSTANCE, POSTGRES_INSTANCE = INSTANCE, "dagster.postgres.yaml"
 _HEAD = "# Your recipe: a copy of `{name}`, to change. Commands use it with `--recipe {file}`.\n#\n"
@@ -41,6 +42,11 @@ def project_files(*, recipe: str = "demo", is_postgres: bool = False) -> list[Pr
             name=RECIPE,
             purpose=f"a copy of the recipe {recipe}, to change",
             text=_recipe_copy(recipe),
+        ),
+        ProjectFile(
+            name=DEPLOYMENT,
+            purpose="resources of runs that name none, as comments to complete",
+            text=template(DEPLOYMENT),
         ),
         ProjectFile(
             name=COMPOSE,

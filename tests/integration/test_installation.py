@@ -40,7 +40,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def project(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     done = installed.command("init", "--recipe", "smoke", cwd=folder)
-    assert done.stdout.count("wrote  ") == 5, done.stdout + done.stderr
+    assert done.stdout.count("wrote  ") == 6, done.stdout + done.stderr
     return folder
 
 

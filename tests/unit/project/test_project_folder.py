@@ -28,7 +28,9 @@ def test_a_folder_gets_every_file_and_the_recipe_can_be_used(tmp_path: Path) -> 
     folder = tmp_path / "new" / "project"
     written = write_project(folder, project_files(recipe="smoke"))
     assert sorted(path.name for path in folder.iterdir()) == sorted(file.name for file in written)
-    assert [file.name for file in written] == ["dagster.yaml", "workspace.yaml", ".env", "recipe.toml", "compose.yaml"]
+    assert [file.name for file in written] == [
+        "dagster.yaml", "workspace.yaml", ".env", "recipe.toml", "deployment.yaml", "compose.yaml",
+    ]  # fmt: skip
     mine, shipped = load_recipe(str(folder / "recipe.toml")), load_recipe("smoke")
     assert mine.model_dump(exclude={"name", "sources"}) == shipped.model_dump(exclude={"name", "sources"})
 
@@ -36,11 +38,11 @@ def test_a_folder_gets_every_file_and_the_recipe_can_be_used(tmp_path: Path) -> 
 def test_files_that_exist_are_kept_unless_asked(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("MINE=1\n")
     assert [file.name for file in write_project(tmp_path, project_files())] == [
-        "dagster.yaml", "workspace.yaml", "recipe.toml", "compose.yaml",
+        "dagster.yaml", "workspace.yaml", "recipe.toml", "deployment.yaml", "compose.yaml",
     ]  # fmt: skip
     assert (tmp_path / ".env").read_text() == "MINE=1\n"
     assert write_project(tmp_path, project_files()) == []
-    assert len(write_project(tmp_path, project_files(is_postgres=True), overwrites=True)) == 5
+    assert len(write_project(tmp_path, project_files(is_postgres=True), overwrites=True)) == 6
     assert "DAGSTER_PG_HOST" in (tmp_path / "dagster.yaml").read_text()
 
 
@@ -61,9 +63,9 @@ def test_init_prints_what_it_wrote_and_what_it_kept(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     first = CliRunner().invoke(app, ["init"])
     assert first.exit_code == 0
-    assert first.stdout.count("wrote  ") == 5
+    assert first.stdout.count("wrote  ") == 6
     second = CliRunner().invoke(app, ["init"])
-    assert (second.stdout.count("wrote  "), second.stdout.count("kept   ")) == (0, 5)
+    assert (second.stdout.count("wrote  "), second.stdout.count("kept   ")) == (0, 6)
 
 
 def test_without_a_command_the_next_step_fits_on_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

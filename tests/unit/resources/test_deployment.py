@@ -7,11 +7,14 @@ import pytest
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.project import DEPLOYMENT, template
 from resources.deployment import deployment_resources, deployment_tracking
 from resources.desktops import DesktopsResource
+from resources.engine import EngineResource
 from resources.launcher import Launcher
 from resources.ray_launcher import RayLauncher
-from resources.state import RecipeResource
+from resources.state import RecipeResource, StateResource
+from resources.tracking import TrackingResource
 
 FILE = """
 resources:
@@ -57,6 +60,47 @@ def test_a_run_without_configuration_uses_what_the_file_names(tmp_path: Path, mo
     )
 
 
+EXAMPLE = {
+    "OSWORLD_STATE": "/srv/state", "OSWORLD_STATE_REMOTE": "s3://bucket/state", "RECIPE": "smoke",
+    "DESKTOPS_1": "http://kvm-1:8100", "DESKTOPS_2": "http://kvm-2:8100", "ENV_SERVER_TOKEN": "d", "ENGINE_TOKEN": "e",
+    "RAY_URL": "http://head:8265", "RAY_CLUSTER_TOKEN": "r", "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+    "MLFLOW_URL": "https://mlflow.example", "DAGSTER_URL": "https://dagster.example",
+}  # fmt: skip
+
+
+@dg.op
+def everything(
+    state: StateResource,
+    recipe: RecipeResource,
+    desktops: DesktopsResource,
+    engine: EngineResource,
+    launcher: Launcher,
+    tracking: TrackingResource,
+) -> list[str | None]:
+    runs_on = launcher.runs_on
+    assert isinstance(runs_on, RayLauncher)
+    return [
+        state.path, state.remote, recipe.load().name, *desktops.urls, desktops.token, engine.token, runs_on.address,
+        runs_on.token, tracking.uri, tracking.pages_url, tracking.dagster_url,
+    ]  # fmt: skip
+
+
+def test_the_file_of_a_new_project_is_inert_and_each_of_its_examples_can_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = template(DEPLOYMENT)
+    assert deployment_resources(given(tmp_path, text)).keys() == deployment_resources({}).keys()
+    completed = given(tmp_path, text.replace("\n  # ", "\n  "))
+    for name, value in EXAMPLE.items():
+        monkeypatch.setenv(name, value)
+
+    @dg.job(resource_defs=deployment_resources(completed))
+    def look() -> None:
+        everything()
+
+    assert look.execute_in_process().output_for_node("everything") == list(EXAMPLE.values())
+
+
 def test_no_secret_of_the_environment_is_in_what_dagster_stores(tmp_path: Path) -> None:
     environment = given(tmp_path, FILE) | {"ENGINE_TOKEN": "secret-1", "ENV_SERVER_TOKEN": "secret-2"}
     assert "secret" not in repr(deployment_resources(environment))
@@ -73,6 +117,8 @@ def test_commands_use_the_same_mlflow(tmp_path: Path) -> None:
     [
         ("resources: [", "while parsing"),
         ("recipe: {}", "must have the one key `resources`"),
+        ("", "must have the one key `resources`"),
+        ("resources: [recipe]", "`resources` must have the names of resources"),
         ("resources: {recepe: {config: {}}}", "no resource `recepe`; did you mean 'recipe'"),
         ("resources: {recipe: {name: demo}}", "`recipe` must have the one key `config`"),
         ("resources: {recipe: {config: {nam: demo}}}", "`recipe` has no key `nam`; did you mean 'name'"),
