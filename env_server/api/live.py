@@ -4,32 +4,26 @@ only while it is watched. Nothing is sent while nothing changes."""
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import ExitStack, aclosing, contextmanager, suppress
-
-import orjson
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from contextlib import ExitStack, aclosing, contextmanager
 
 from env_server.guest_client import NoFramesError
 from env_server.replicas.pool import Pool
 from env_server.replicas.replica import Replica
 from osworld_pipeline.errors import NoCapacityError, ReplicaError
+from osworld_pipeline.wire.live_screens import STREAM_S, screen_record
 
 FRAMES_PER_S = 2.0
 CLOSE_UP_WIDTH = 960
 """From this width a frame is of one enlarged desktop."""
 CLOSE_UP_FRAMES_PER_S = 5.0
 MAX_STREAMS = 16
-STREAM_S = 300.0
-"""A stream ends after this time, and its page opens the next: each connection has a limit, and a new token applies."""
 LOOK_INTERVAL_S = 1.0
 RETRY_S = 0.5
 """Until a desktop without frames, for example during a reset, is asked again."""
 
 
 class LiveScreens:
-    """Streams of records: 4 bytes with the length of a JSON object, that object (`replica`, `size`), and a JPEG of that
-    size."""
+    """Streams of records (wire/live_screens.py)."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -87,15 +81,6 @@ class LiveScreens:
                 self._cameras.pop(key, None)
 
 
-class LiveResponse(StreamingResponse):
-    """Ends also if its client does not read."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STREAM_S + 2 * LOOK_INTERVAL_S):
-                await super().__call__(scope, receive, send)
-
-
 class _Camera:
     """The last frame of a replica; runs while there are watchers."""
 
@@ -111,8 +96,7 @@ class _Camera:
         self._task.cancel()
 
     def record(self) -> bytes:
-        head = orjson.dumps({"replica": self._replica.replica_id, "size": len(self._picture)})
-        return len(head).to_bytes(4, "big") + head + self._picture
+        return screen_record(self._replica.replica_id, self._picture)
 
     async def _run(self) -> None:
         """Until it is stopped, or its guest has no frames."""

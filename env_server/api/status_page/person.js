@@ -98,9 +98,9 @@ async function post(episode, action) {
 }
 
 function pointOf(event) {
-  const box = byId("zoom-image").getBoundingClientRect();
+  const box = byId("zoom-image").getBoundingClientRect(), [width, height] = zoomed.server.screenSize;
   const at = (value, start, size, pixels) => Math.max(0, Math.min(pixels - 1, Math.floor(((value - start) / size) * pixels)));
-  return [at(event.clientX, box.left, box.width, screenSize[0]), at(event.clientY, box.top, box.height, screenSize[1])];
+  return [at(event.clientX, box.left, box.width, width), at(event.clientY, box.top, box.height, height)];
 }
 
 // What was gathered is sent before any other kind of input, so that the order stays that of the person.
