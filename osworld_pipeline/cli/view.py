@@ -27,13 +27,19 @@ def view(
     opens: Annotated[bool, typer.Option("--open", help="Also open a browser.")] = False,
     mlflow_url: Annotated[str, typer.Option(help="URL of MLflow's UI.")] = MLFLOW_URL,
     dagster_url: Annotated[str, typer.Option(help="URL of Dagster's UI.")] = DAGSTER_URL,
-    env_server_url: Annotated[str, typer.Option(help="URL of an env server, for a link to its live desktops.")] = "",
+    env_server_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Address of an env server, or of several as dns+http://NAME:PORT: their desktops are shown live. "
+            "Repeat it, or separate addresses by commas. ENV_SERVER_TOKEN has their token."
+        ),
+    ] = None,
     as_json: ServingJsonOption = False,
 ) -> None:
     """Show episodes step by step in a browser, read-only, also during training. Ctrl-C stops it."""
     from osworld_pipeline.web.pages import episode_url
     from osworld_pipeline.web.viewer.serving import serve
-    from osworld_pipeline.web.viewer.settings import ViewerSettings, token_from
+    from osworld_pipeline.web.viewer.settings import SERVER_TOKEN_VARIABLE, ViewerSettings, token_from
 
     settings = ViewerSettings(
         state=fresh_state(state, state_remote, as_json=as_json),
@@ -42,7 +48,8 @@ def view(
         token=token_from(),
         mlflow_url=mlflow_url,
         dagster_url=dagster_url,
-        env_server_url=env_server_url,
+        env_server_urls=env_server_url or (),
+        env_server_token=token_from(variable=SERVER_TOKEN_VARIABLE),
     )
 
     def on_ready(url: str) -> None:

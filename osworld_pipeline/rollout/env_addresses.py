@@ -27,6 +27,13 @@ async def resolve_name(host: str, port: int) -> Sequence[str]:
     return sorted({str(address[0]) for *_, address in found})
 
 
+def split_addresses(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The addresses of a comma-separated string, or of several, once each."""
+    parts = [given] if isinstance(given, str) else given
+    urls = (url.strip().rstrip("/") for part in parts for url in part.split(","))
+    return tuple(dict.fromkeys(url for url in urls if url))
+
+
 def lookup_of(address: str, resolve: Resolve = resolve_name) -> Lookup | None:
     """None for the URL of one server. Raises EnvServerError: the address is not valid."""
     if address.startswith("dns+"):

@@ -20,6 +20,7 @@ from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.domain.observation import Observation, Settle
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 from osworld_pipeline.errors import EnvServerError, EvaluatorError, PipelineError, ReplicaError
+from osworld_pipeline.rollout.env_addresses import split_addresses
 from osworld_pipeline.rollout.env_answers import (
     BIG_ANSWER_BYTES,
     Answer,
@@ -78,8 +79,7 @@ class EnvClient:
         """`base_urls`: a comma-separated string, or a sequence; an address may stand for several servers
         (`env_addresses`). `settle`: how steps pause; a server without this option makes the full pause.
         `may_mix_servers`: they may differ in desktop image and grader. `transport` replaces the network in tests."""
-        parts = base_urls.split(",") if isinstance(base_urls, str) else base_urls
-        addresses = tuple(url.strip().rstrip("/") for url in parts if url.strip())
+        addresses = split_addresses(base_urls)
         if not addresses:
             raise EnvServerError(
                 f"no env server address given; start one with: {shell_line(ENV_SERVER, '--provider', 'local')}"

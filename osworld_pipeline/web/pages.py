@@ -13,9 +13,11 @@ from markupsafe import Markup
 from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.web import formats, names
 from osworld_pipeline.web.evaluation_names import evaluation_words, suite_words
+from osworld_pipeline.wire import desktops_page
 
 _FOLDER = Path(__file__).parent
 STATIC = _FOLDER / "static"
+LIVE_SCRIPT = "live.js"
 STATIC_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 SHARED_STYLE = ("charts.css", "pages.css")
 """The style sheets of every page."""
@@ -70,7 +72,20 @@ def style(name: str) -> Markup:
 @cache
 def static_url(name: str) -> str:
     """The address with a digest, so that it can be cached permanently."""
-    return f"/static/{name}?v={hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]}"
+    content = static_file(name)
+    assert content is not None, name
+    return f"/static/{name}?v={hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def static_file(name: str) -> bytes | None:
+    """One of our own files for browsers; None if there is none of that name."""
+    if name == desktops_page.STYLE:
+        return desktops_page.style().encode()
+    path = {path.name: path for path in STATIC.iterdir()}.get(name)
+    if path is None:
+        return None
+    shared = desktops_page.script() if name == LIVE_SCRIPT else ""
+    return shared.encode() + path.read_bytes()
 
 
 def episode_url(episode_id: str, **query: Any) -> str:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import PurePath
 from typing import Any
 
 import duckdb
@@ -22,7 +23,7 @@ from osworld_pipeline.evaluation.changes import Training
 from osworld_pipeline.evaluation.effect import RULE
 from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.tables.checkpoints import read_checkpoints
-from osworld_pipeline.web.pages import STATIC, STATIC_TYPES, render
+from osworld_pipeline.web.pages import STATIC_TYPES, render, static_file
 from osworld_pipeline.web.viewer.blobs import read_picture
 from osworld_pipeline.web.viewer.comparing import compare, list_evaluated
 from osworld_pipeline.web.viewer.episode import Episodes
@@ -30,12 +31,14 @@ from osworld_pipeline.web.viewer.evaluations import Evaluations
 from osworld_pipeline.web.viewer.facets import list_episodes, neighbours
 from osworld_pipeline.web.viewer.filters import FACETS, SORTS, SPANS, EpisodeFilter
 from osworld_pipeline.web.viewer.groups import GROUPS_PAGE, list_groups, read_group
-from osworld_pipeline.web.viewer.guard import Guard
+from osworld_pipeline.web.viewer.guard import POLICY, Guard
 from osworld_pipeline.web.viewer.index import EpisodeIndex
+from osworld_pipeline.web.viewer.live.pages import LivePages
 from osworld_pipeline.web.viewer.overview import read_overview
 from osworld_pipeline.web.viewer.questions import Questions
 from osworld_pipeline.web.viewer.settings import BadQuestionError, NotFoundError, TooBusyError, ViewerSettings
 from osworld_pipeline.web.viewer.tokens import tokens_by_step
+from osworld_pipeline.wire import desktops_page
 from osworld_pipeline.wire.bodies import BodyLimits
 from osworld_pipeline.wire.waiting import while_connected
 
@@ -46,6 +49,8 @@ REPORT_INDEX = "index.html"
 """Index of all reports, written by `osworld-pipeline report` into the folder of reports."""
 FOREVER = "private, max-age=31536000, immutable"
 REPORT_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; frame-ancestors 'none'; sandbox"
+LIVE_POLICY = POLICY.replace("img-src 'self'", "img-src 'self' blob:")
+"""Live pictures arrive in a stream."""
 PART_HEADER = "x-part"
 """Sent by a page that requests only its changing part."""
 _HUNG_UP = Response(status_code=499)
@@ -61,6 +66,7 @@ def create_app(settings: ViewerSettings) -> ASGIApp:
         warming = asyncio.create_task(viewer.warm_up())
         yield
         await warming
+        await viewer.live.servers.close()
         await viewer.questions.processes.close()
         viewer.index.close()
 
@@ -86,6 +92,7 @@ class Viewer:
         self.questions = Questions(settings.state, self.index, limit_s=settings.question_s)
         self.episodes = Episodes(settings.state, self.index)
         self.evaluations = Evaluations(settings.state, self.index)
+        self.live = LivePages(settings, self.index)
 
     def routes(self) -> Mapping[str, Callable[[Request], Response | Awaitable[Response]]]:
         return {
@@ -102,6 +109,8 @@ class Viewer:
             "/tokens/{episode_id:path}": self.tokens,
             "/observation/{step_index:int}/{episode_id:path}": self.observation,
             "/static/{name}": self.static,
+            "/live": self.live_page,
+            **self.live.routes(),
         }
 
     async def warm_up(self) -> None:
@@ -218,6 +227,11 @@ class Viewer:
             common=common, under=under, names=names, rule=RULE,
         )  # fmt: skip
 
+    def live_page(self, _: Request) -> Response:
+        answer = self._page("live.html.jinja", desktops=desktops_page.markup())
+        answer.headers["Content-Security-Policy"] = LIVE_POLICY
+        return answer
+
     def report(self, request: Request) -> Response:
         name = request.path_params["name"]
         path = {path.name: path for path in self.settings.state.reports.glob("*.html")}.get(name)
@@ -254,14 +268,10 @@ class Viewer:
 
     def static(self, request: Request) -> Response:
         name = request.path_params["name"]
-        known = {path.name: path for path in STATIC.iterdir()}
-        if name not in known:
+        content = static_file(name)
+        if content is None:
             raise NotFoundError("there is no such file")
-        return Response(
-            known[name].read_bytes(),
-            media_type=STATIC_TYPES[known[name].suffix],
-            headers={"Cache-Control": FOREVER},
-        )
+        return Response(content, media_type=STATIC_TYPES[PurePath(name).suffix], headers={"Cache-Control": FOREVER})
 
     def answer_error(self, request: Request, error: Exception) -> Response:
         """One sentence with the error and what to do, as a page, or as JSON for a script."""
@@ -278,7 +288,7 @@ class Viewer:
             sentence = "the viewer is read-only" if status == 405 else f"there is no page at {request.url.path[:200]}"
         elif isinstance(error, duckdb.Error):
             sentence = f"the list could not be made ({first_line(error)}): load the page again"
-        if request.url.path.startswith(("/blob/", "/tokens/", "/observation/", "/static/", "/newer")):
+        if request.url.path.startswith(("/blob/", "/tokens/", "/observation/", "/static/", "/newer", "/live/")):
             return _json({"error": sentence}, status)
         return self._page("error.html.jinja", status=status, sentence=sentence)
 
@@ -296,7 +306,7 @@ class Viewer:
             "store_problem": self.index.problem,
             "mlflow_url": self.settings.mlflow_url.rstrip("/"),
             "dagster_url": self.settings.dagster_url.rstrip("/"),
-            "env_server_url": self.settings.env_server_url.rstrip("/"),
+            "has_env_servers": not self.live.servers.is_empty,
         }
 
 

@@ -1,7 +1,7 @@
 """Settings of the viewer: its address, its state folder, its token and its limits."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import SecretStr
@@ -12,6 +12,7 @@ from osworld_pipeline.web.viewer import DAGSTER_URL, DEFAULT_HOST, DEFAULT_PORT,
 from osworld_pipeline.wire.cross_site import is_loopback
 
 TOKEN_VARIABLE = "OSWORLD_VIEWER_TOKEN"  # noqa: S105 - the variable's name, not a token
+SERVER_TOKEN_VARIABLE = "ENV_SERVER_TOKEN"  # noqa: S105 - likewise
 QUESTION_LIMIT_S = 15.0
 
 
@@ -43,8 +44,11 @@ class ViewerSettings:
     """Address of MLflow's UI."""
     dagster_url: str = DAGSTER_URL
     """Address of Dagster's UI."""
-    env_server_url: str = ""
-    """Address of an env server whose live desktops the pages link to; empty: no link."""
+    env_server_urls: Sequence[str] = ()
+    """Addresses of the env servers whose desktops are shown live; one may stand for several servers
+    (rollout/env_addresses.py)."""
+    env_server_token: SecretStr | None = field(default=None)
+    """It stays here: no answer to a browser contains it."""
     max_connections: int = 512
     """Further ones are answered with 503 at once."""
     slow_client_s: float = 10.0
@@ -58,9 +62,9 @@ class ViewerSettings:
         return self.token is None
 
 
-def token_from(environment: Mapping[str, str] | None = None) -> SecretStr | None:
+def token_from(environment: Mapping[str, str] | None = None, variable: str = TOKEN_VARIABLE) -> SecretStr | None:
     """The token in the environment; an argument would be visible in process lists."""
-    token = (os.environ if environment is None else environment).get(TOKEN_VARIABLE, "").strip()
+    token = (os.environ if environment is None else environment).get(variable, "").strip()
     return SecretStr(token) if token else None
 
 

@@ -219,7 +219,7 @@ def test_a_touched_episode_says_so_and_has_no_reward(own_state: StateDir) -> Non
     error = "a person sent 3 inputs to its desktop"
     touched = make_played("touched", (), (), outcome=Outcome.TOUCHED, error=error, num_person_inputs=3, sequences=())
     TrajectoryStore(own_state).write_episodes("touched", [touched])
-    app = create_app(ViewerSettings(state=own_state, env_server_url="http://127.0.0.1:8100/"))
+    app = create_app(ViewerSettings(state=own_state, env_server_urls=["http://127.0.0.1:8100/"]))
     with TestClient(app, base_url=HOST, raise_server_exceptions=False) as one:
         page = one.get("/episode/touched").text
         listed = one.get("/episodes?outcome=touched").text
@@ -228,4 +228,4 @@ def test_a_touched_episode_says_so_and_has_no_reward(own_state: StateDir) -> Non
     assert re.search(r"Inputs of a person\s+3", text)
     assert "what a person did is not the policy's own" in text.replace("&#39;", "'")
     assert "1 of 34 episodes" in re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", listed))
-    assert 'href="http://127.0.0.1:8100/status"' in page
+    assert 'href="/live"' in page
