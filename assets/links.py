@@ -6,11 +6,11 @@ import dagster as dg
 
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.tracking.runs import StageRun
+from resources.desktops import VIEWER_VARIABLE
 from resources.tracking import TrackingResource
 
 STATUS_PAGE = "/status"
 """Page of an env server with screenshots of its desktops."""
-VIEWER_VARIABLE = "OSWORLD_VIEWER_URL"
 VIEWER_URL = "http://127.0.0.1:8765"
 """Default address of `osworld-pipeline view`."""
 

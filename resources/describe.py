@@ -53,7 +53,11 @@ RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("desktops.ray", DesktopsOnRay),
 )
 OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
-    ("ENV_SERVER_TOKEN", "env server, pipeline", "the bearer token that the server requires and its clients send"),
+    (
+        "ENV_SERVER_TOKEN",
+        "env server, pipeline, viewer",
+        "the bearer token that the server requires and its clients send",
+    ),
     ("OSWORLD_VIEWER_TOKEN", "viewer", "the token that the viewer requires beyond loopback"),
     ("ENGINE_TOKEN", "pipeline", "the bearer token of sglang servers, or of an OpenAI-compatible endpoint"),
     (

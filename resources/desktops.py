@@ -20,6 +20,8 @@ from osworld_pipeline.runs.rollouts.embedded_server import (
 )
 from osworld_pipeline.wire.run_tokens import make_run_token
 
+VIEWER_VARIABLE = "OSWORLD_VIEWER_URL"
+
 
 class DesktopsOnRay(dg.Config):
     """Env servers that run on the Ray cluster of `launcher.runs_on.ray` as long as the program that uses them, as many
@@ -43,8 +45,9 @@ class DesktopsOnRay(dg.Config):
         default=900.0, gt=0, description="Seconds a server may take to start; the very first start may build the image."
     )
 
-    def of(self, recipe: Recipe) -> RayDesktops:
-        """For one program. The last server may have fewer desktops than the others."""
+    def of(self, recipe: Recipe, viewer_url: str = "") -> RayDesktops:
+        """For one program. The last server may have fewer desktops than the others. `viewer_url`: where their pages
+        link to stored episodes."""
         desktop, per_server = recipe.desktop, self.desktops_per_server
         whole, rest = divmod(desktop.num_replicas, per_server)
         return RayDesktops(
@@ -56,6 +59,7 @@ class DesktopsOnRay(dg.Config):
             options=(
                 *("--provider", self.provider),
                 *("--screen-size", f"{desktop.screen_width}x{desktop.screen_height}"),
+                *(["--viewer-url", viewer_url] if viewer_url else []),
                 *(["--wine"] if self.provider == "local" and needs_wine(recipe.suite.name) else []),
                 *self.options,
             ),
@@ -104,7 +108,8 @@ class DesktopsResource(dg.ConfigurableResource):
                 raise RecipeError(
                     f"desktops are given twice, by URL ({', '.join(urls)}) and by desktops.ray: remove one of them"
                 )
-            yield EnvServers(urls=(), token=self.token, num_replicas=desktop.num_replicas, on_ray=self.ray.of(recipe))
+            on_ray = self.ray.of(recipe, dg.EnvVar(VIEWER_VARIABLE).get_value() or "")
+            yield EnvServers(urls=(), token=self.token, num_replicas=desktop.num_replicas, on_ray=on_ray)
             return
         if urls:
             yield EnvServers(urls=urls, token=self._run_token(run_id), num_replicas=desktop.num_replicas)

@@ -40,6 +40,15 @@ def test_servers_on_ray_have_room_for_every_desktop_of_the_recipe() -> None:
     assert job.servers.urls == ()
 
 
+def test_the_pages_of_servers_on_ray_link_to_the_viewer_whose_address_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSWORLD_VIEWER_URL", "https://viewer.test")
+    sent = RayDesktops.of_job(
+        json.loads(json.dumps(job_of(DesktopsResource(ray=DesktopsOnRay())).model_dump(mode="json")))
+    )
+    assert sent is not None
+    assert sent.options[sent.options.index("--viewer-url") + 1] == "https://viewer.test"
+
+
 def test_desktops_are_either_given_by_url_or_started_on_ray() -> None:
     resource = DesktopsResource(urls=["http://a:1"], ray=DesktopsOnRay())
     with (

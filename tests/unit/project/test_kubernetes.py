@@ -27,6 +27,8 @@ from osworld_pipeline.cli import app
 from osworld_pipeline.domain.version import installed_version
 from osworld_pipeline.project import kubernetes_files, write_project
 from osworld_pipeline.recipes.schema import EngineSection
+from osworld_pipeline.web.viewer.live.servers import LiveServers
+from osworld_pipeline.web.viewer.settings import SERVER_TOKEN_VARIABLE
 from resources.deployment import deployment_resources
 from resources.desktops import DesktopsResource
 
@@ -247,6 +249,25 @@ def test_a_run_is_a_job_with_the_state_the_configuration_and_the_secrets(folder:
     code = one(base, "Deployment", "code")["spec"]["template"]["spec"]["containers"][0]
     mounts = {mount["mountPath"] for mount in code["volumeMounts"]}
     assert {mount["mountPath"] for mount in config["volume_mounts"]} <= mounts
+
+
+def test_the_viewer_finds_the_desktops_by_the_headless_service_and_has_their_token(base: Documents) -> None:
+    service = one(base, "Service", "env-server")
+    container = one(base, "Deployment", "viewer")["spec"]["template"]["spec"]["containers"][0]
+    words = container["args"]
+    address = words[words.index("--env-server-url") + 1]
+    assert address == f"dns+http://{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    assert not LiveServers([address], None).is_empty
+    assert {"secretRef": {"name": "osworld-secrets"}} in container["envFrom"]
+    assert SERVER_TOKEN_VARIABLE in one(base, "Secret", "osworld-secrets")["data"]
+
+
+def test_desktops_and_dagster_link_to_the_viewer_at_its_forwarded_port(base: Documents) -> None:
+    (port,) = one(base, "Service", "viewer")["spec"]["ports"]
+    address = f"http://127.0.0.1:{port['port']}"
+    server = one(base, "StatefulSet", "env-server")["spec"]["template"]["spec"]["containers"][0]
+    assert f"--viewer-url={address}" in server["args"]
+    assert one(base, "ConfigMap", "osworld-cluster")["data"]["OSWORLD_VIEWER_URL"] == address
 
 
 def test_runs_find_the_desktops_by_the_headless_service(folder: Path, base: Documents) -> None:

@@ -112,6 +112,17 @@ def test_no_service_that_listens_beyond_loopback_starts_without_its_token() -> N
     assert services["viewer"]["environment"]["OSWORLD_VIEWER_TOKEN"].startswith("${OSWORLD_VIEWER_TOKEN:?")
 
 
+def test_the_viewer_of_the_compose_file_shows_its_env_server_and_is_linked_from_there() -> None:
+    services = compose()["services"]
+    viewer, server = services["viewer"], shlex.split(services["env-server"]["command"])
+    words = shlex.split(viewer["command"])
+    assert words[words.index("--env-server-url") + 1] == f"http://env-server:{server[server.index('--port') + 1]}"
+    assert "ENV_SERVER_TOKEN" in viewer["environment"]
+    address = f"http://{viewer['ports'][0].rpartition(':')[0]}"
+    assert server[server.index("--viewer-url") + 1] == address
+    assert services["dagster"]["environment"]["OSWORLD_VIEWER_URL"] == address
+
+
 def test_the_commands_of_the_compose_file_are_accepted() -> None:
     pipeline = typer.main.get_command(app)
     assert isinstance(pipeline, click.Group)
