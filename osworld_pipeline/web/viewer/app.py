@@ -57,9 +57,9 @@ _HUNG_UP = Response(status_code=499)
 """For a client that has disconnected; it is not sent."""
 
 
-def create_app(settings: ViewerSettings) -> ASGIApp:
-    """The whole application, guard included."""
-    viewer = Viewer(settings)
+def create_app(settings: ViewerSettings, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """The whole application, guard included. `is_ending`: whether its server is asked to stop, which ends streams."""
+    viewer = Viewer(settings, is_ending)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncGenerator[None]:
@@ -86,13 +86,13 @@ def create_app(settings: ViewerSettings) -> ASGIApp:
 class Viewer:
     """Shared state and endpoints of all pages. Endpoints run in threads, each with its own reader."""
 
-    def __init__(self, settings: ViewerSettings) -> None:
+    def __init__(self, settings: ViewerSettings, is_ending: Callable[[], bool]) -> None:
         self.settings = settings
         self.index = EpisodeIndex(settings.state)
         self.questions = Questions(settings.state, self.index, limit_s=settings.question_s)
         self.episodes = Episodes(settings.state, self.index)
         self.evaluations = Evaluations(settings.state, self.index)
-        self.live = LivePages(settings, self.index)
+        self.live = LivePages(settings, self.index, is_ending)
 
     def routes(self) -> Mapping[str, Callable[[Request], Response | Awaitable[Response]]]:
         return {

@@ -59,4 +59,6 @@ def make_server(settings: ViewerSettings, ready: Callable[[], None] = lambda: No
         slow_client_s=settings.slow_client_s,
         keep_alive_s=settings.slow_client_s,
     )
-    return InterruptibleServer(bounded_config(create_app(settings), limits, shutdown_grace_s=SHUTDOWN_GRACE_S), ready)
+    app = create_app(settings, is_ending=lambda: server.should_exit)
+    server = InterruptibleServer(bounded_config(app, limits, shutdown_grace_s=SHUTDOWN_GRACE_S), ready)
+    return server

@@ -30,10 +30,10 @@ NO_CONTENT = 204
 
 
 class LivePages:
-    def __init__(self, settings: ViewerSettings, index: EpisodeIndex) -> None:
+    def __init__(self, settings: ViewerSettings, index: EpisodeIndex, is_ending: Callable[[], bool]) -> None:
         """Raises PipelineError: an address of env servers is not valid."""
         self.servers = LiveServers(settings.env_server_urls, settings.env_server_token)
-        self._screens = LiveScreens(self.servers)
+        self._screens = LiveScreens(self.servers, is_ending)
         self._stored = _Stored(index)
         self._fetching = asyncio.Semaphore(MAX_PICTURES)
         self._num_pictures = 0

@@ -3,7 +3,7 @@ slowly gets the newest picture of each desktop, so nothing accumulates."""
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from osworld_pipeline.errors import PipelineError
@@ -33,8 +33,9 @@ def split_key(key: str) -> tuple[str, str]:
 
 
 class LiveScreens:
-    def __init__(self, servers: LiveServers) -> None:
-        self._servers = servers
+    def __init__(self, servers: LiveServers, is_ending: Callable[[], bool] = lambda: False) -> None:
+        """`is_ending`: whether the viewer is asked to stop."""
+        self._servers, self._is_ending = servers, is_ending
         self._num_streams = 0
         self._ending = set[asyncio.Task[None]]()
         """Readers that close their connections."""
@@ -59,7 +60,7 @@ class LiveScreens:
         page, readers, end = _Page(), dict[str, asyncio.Task[None]](), time.monotonic() + STREAM_S
         self._num_streams += 1
         try:
-            while time.monotonic() < end:
+            while not self._is_ending() and time.monotonic() < end:
                 self._servers.watch()
                 self._start_and_stop(readers, wanted, page, width)
                 page.has_changed.clear()

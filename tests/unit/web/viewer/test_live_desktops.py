@@ -184,6 +184,23 @@ async def test_the_number_of_streams_is_limited_and_an_ended_one_makes_room(
             assert second.status_code == 200
 
 
+async def test_a_stream_ends_when_the_viewer_is_asked_to_stop(sample_state: StateDir, tmp_path: Path) -> None:
+    async with painted_servers(tmp_path, 1) as (one,), httpx.AsyncClient(timeout=LIMIT_S) as client:
+        async with served(sample_state, env_server_urls=[one.url], env_server_token=SecretStr(TOKEN)) as port:
+            address = f"http://127.0.0.1:{port}/live/screens"
+            request = client.build_request("GET", address, params={"desktop": f"{one.url}#stub-0"})
+            parts = (await client.send(request, stream=True)).aiter_raw()
+            await anext(parts)
+            reading = asyncio.create_task(read_to_the_end(parts))
+        await reading
+
+
+async def read_to_the_end(parts: AsyncIterator[bytes]) -> None:
+    """Raises httpx.RemoteProtocolError: the stream broke off."""
+    async for _ in parts:
+        continue
+
+
 async def test_servers_of_a_name_come_and_go(sample_state: StateDir) -> None:
     found = ["10.0.0.1", "10.0.0.2"]
 
