@@ -16,6 +16,7 @@ PACKAGES = ("osworld_pipeline", "assets", "resources", "jobs", "env_server")
 NEEDED = (
     "osworld_pipeline/py.typed",
     "osworld_pipeline/recipes/demo.toml",
+    "osworld_pipeline/wire/desktops_page/desktops.js",
     "osworld_pipeline/project/dagster.yaml",
     "osworld_pipeline/project/dagster.postgres.yaml",
     "osworld_pipeline/project/workspace.yaml",

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from osworld_pipeline.errors import EnvServerError
-from osworld_pipeline.rollout.env_addresses import RAY_NAMESPACE, lookup_of
+from osworld_pipeline.rollout.env_addresses import RAY_NAMESPACE, lookup_of, split_addresses
 
 
 def test_the_url_of_a_server_stands_for_itself() -> None:
@@ -47,3 +47,9 @@ async def test_the_servers_of_a_cluster_are_asked_of_the_actor_that_keeps_them(m
     assert await look_up() == ["http://node:4711"]
     with pytest.raises(EnvServerError, match=r"^Failed to look up actor with name 'desktops-2'\.$"):
         await other()
+
+
+def test_addresses_are_given_one_by_one_or_by_commas_and_count_once() -> None:
+    assert split_addresses("http://a:1/, http://b:1,") == ("http://a:1", "http://b:1")
+    assert split_addresses(["http://a:1", "http://b:1,http://a:1"]) == ("http://a:1", "http://b:1")
+    assert split_addresses([]) == ()
