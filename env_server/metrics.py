@@ -1,15 +1,16 @@
 """The Prometheus metrics: counts of everything that ends, durations, and the state of pool and table at scrape time.
-Label values come only from short lists, never from a request."""
+Their names are declared in osworld_pipeline/wire/metric_families.py."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from env_server.episodes.table import EpisodeEnd, EpisodeTable
 from osworld_pipeline.wire import Fault
+from osworld_pipeline.wire import metric_families as families
 
 STATES = ("starting", "warm", "leased", "resetting", "failed")
 OUTCOMES = (
@@ -24,9 +25,7 @@ OUTCOMES = (
     "touched",
 )
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 180)
 STEP_PARTS = ("act", "observe", "encode")
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,30 +47,18 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._ended = Counter(
-            "env_server_episodes_ended", "Episodes that are over, by outcome.", ("outcome",), registry=self.registry
-        )
+        self._ended = families.SERVER_ENDED.meter(self.registry)
         for outcome in OUTCOMES:
             self._ended.labels(outcome)
-        self._steps = Counter("env_server_steps", "Steps executed.", registry=self.registry)
-        self._faults = Counter(
-            "env_server_failed_answers", "Answers that name a fault.", ("fault",), registry=self.registry
-        )
-        self._requests = Counter(
-            "env_server_requests", "Requests answered.", ("method", "route", "status"), registry=self.registry
-        )
-        self._bytes = Counter("env_server_sent_bytes", "Bytes of answers' bodies.", registry=self.registry)
-        parts = Histogram(
-            "env_server_step_seconds", "Parts of a step: act (with its pause), observe, encode.", ("part",),
-            buckets=SECONDS, registry=self.registry,
-        )  # fmt: skip
+        self._steps = families.SERVER_STEPS.meter(self.registry)
+        self._faults = families.SERVER_FAULTS.meter(self.registry)
+        self._requests = families.SERVER_REQUESTS.meter(self.registry)
+        self._bytes = families.SERVER_BYTES.meter(self.registry)
+        parts = families.SERVER_STEP_SECONDS.meter(self.registry)
         self._timings = {part: parts.labels(part) for part in STEP_PARTS} | {
-            name: Histogram(f"env_server_{name}_seconds", help_text, buckets=SECONDS, registry=self.registry)
-            for name, help_text in (
-                ("reset", "A task's set-up on a fresh desktop."),
-                ("evaluate", "Grading."),
-                ("queue", "Waiting for a free replica, for requests that got one."),
-            )
+            "reset": families.SERVER_RESET_SECONDS.meter(self.registry),
+            "evaluate": families.SERVER_EVALUATE_SECONDS.meter(self.registry),
+            "queue": families.SERVER_QUEUE_SECONDS.meter(self.registry),
         }
 
     def watch(self, episodes: EpisodeTable) -> None:
@@ -110,20 +97,15 @@ class _State(Collector):
     def collect(self) -> Iterator[Metric]:
         episodes, pool = self._episodes, self._episodes.pool
         replicas = pool.replicas
-        yield CounterMetricFamily(
-            "env_server_episodes_opened", "Episodes that got a desktop.", value=episodes.num_opened
-        )
-        yield GaugeMetricFamily("env_server_episodes_live", "Episodes open now.", value=len(episodes))
-        yield GaugeMetricFamily("env_server_calls", "Calls in progress.", value=episodes.num_calls)
-        yield GaugeMetricFamily("env_server_queue_length", "Clients' resets waiting.", value=pool.num_waiting)
-        states = GaugeMetricFamily("env_server_replicas", "Replicas by state.", labels=("state",))
+        yield families.SERVER_OPENED.reading(episodes.num_opened)
+        yield families.SERVER_LIVE.reading(len(episodes))
+        yield families.SERVER_CALLS.reading(episodes.num_calls)
+        yield families.SERVER_QUEUE.reading(pool.num_waiting)
+        states = families.SERVER_REPLICAS.reading()
         counts = pool.count_states()
         for state in STATES:
             states.add_metric((state,), counts[state])
         yield states
-        for name, text, value in (
-            ("starts", "Desktops started.", sum(replica.num_starts for replica in replicas)),
-            ("failures", "Desktops that failed to start or to reset, or died.", sum(r.num_failures for r in replicas)),
-            ("leases", "Leases that are over.", sum(replica.num_served for replica in replicas)),
-        ):
-            yield CounterMetricFamily(f"env_server_replica_{name}", text, value=value)
+        yield families.SERVER_STARTS.reading(sum(replica.num_starts for replica in replicas))
+        yield families.SERVER_FAILURES.reading(sum(replica.num_failures for replica in replicas))
+        yield families.SERVER_LEASES.reading(sum(replica.num_served for replica in replicas))

@@ -8,8 +8,9 @@ from pydantic import Field
 from env_server.api.answers import json_answer
 from env_server.api.quick_route import QuickRoute
 from env_server.episodes.table import EpisodeTable
-from env_server.metrics import CONTENT_TYPE, Metrics
+from env_server.metrics import Metrics
 from osworld_pipeline.wire import Message
+from osworld_pipeline.wire.metrics_endpoint import CONTENT_TYPE
 
 
 class AliveAnswer(Message):

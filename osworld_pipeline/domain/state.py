@@ -86,6 +86,11 @@ class StateDir:
         return self.root / "clients"
 
     @property
+    def metrics_targets(self) -> Path:
+        """A file for each process that serves metrics at a free port, for Prometheus (`file_sd_configs`)."""
+        return self.root / "metrics" / "targets"
+
+    @property
     def desktops(self) -> Path:
         """Base image and replicas of the local provider."""
         return self.root / "desktops"

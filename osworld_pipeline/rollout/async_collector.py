@@ -82,6 +82,16 @@ class AsynchronousCollector:
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
 
+    @property
+    def num_running(self) -> int:
+        """Groups whose episodes run."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Groups that have ended and wait for their update."""
+        return len(self._waiting)
+
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self._sampler.look, self._update)
         self._admit()

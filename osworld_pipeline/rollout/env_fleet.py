@@ -61,6 +61,10 @@ class EnvServer:
     free: int | None = None
     """Estimate of the free desktops; below 0 if this client has more resets waiting there. None if not reported."""
     num_replicas: int = 0
+    num_in_use: int = 0
+    """Desktops there that this client has."""
+    num_waiting: int = 0
+    """Resets of this client that wait there."""
     report: ServerReport | None = None
     """None if the server makes none, or has not been asked since it was down."""
     last_turn: int = 0

@@ -38,6 +38,8 @@ class HttpDesktop:
         self._client = client
         self._base_url = ""
         self._episode_id: str | None = None
+        self._server: EnvServer | None = None
+        """Where it counts as in use."""
         self._num_steps = 0
         self._can_resend = False
 
@@ -89,14 +91,19 @@ class HttpDesktop:
         fleet = self._client.fleet
         self._base_url = server.url
         body = {**request, "queue_s": QUEUE_S} if fleet.has_several else request
+        server.num_waiting += 1
         try:
-            return await self._reset_or_give_back(body)
+            answer = await self._reset_or_give_back(body)
         except BusyError:
             fleet.is_full(server)
             raise
         except UnreachableError as error:
             fleet.is_unreachable(server, error)
             raise
+        finally:
+            server.num_waiting -= 1
+        self._server, server.num_in_use = server, server.num_in_use + 1
+        return answer
 
     async def _reset_or_give_back(self, request: dict[str, Any]) -> ResetAnswer:
         """Sends one /reset. If its caller is cancelled meanwhile, the replica that it may still get is released."""
@@ -160,9 +167,14 @@ class HttpDesktop:
 
     async def close(self) -> None:
         episode_id, self._episode_id = self._episode_id, None
-        if episode_id is not None:
+        if episode_id is None:
+            return
+        try:
             # Shielded, so that a cancelled episode still releases its replica.
             await asyncio.shield(self._client.close_episode(self._base_url, episode_id))
+        finally:
+            if self._server is not None:
+                self._server.num_in_use -= 1
 
     def _live_id(self) -> str:
         assert self._episode_id is not None, "call reset first"

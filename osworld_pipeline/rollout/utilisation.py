@@ -18,15 +18,26 @@ Clock = Callable[[], float]
 """Seconds from an arbitrary start."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class BusyReading:
+    capacity: int
+    num_busy: int
+    """May exceed the capacity."""
+    unit_s: float
+    """Seconds in which a unit was busy, summed over the units."""
+
+
 class BusyMeter:
-    """The number of busy units of `capacity`, summed over time. Use it from one event loop."""
+    """The number of busy units of `capacity`, summed over time. Use it from one event loop; other threads may call
+    `read`."""
 
     def __init__(self, capacity: int, *, clock: Clock = time.monotonic) -> None:
         self._capacity = capacity
         self._clock = clock
-        self._num_busy = 0
-        self._started = self._changed = clock()
-        self._unit_s = 0.0
+        self._started = clock()
+        self._last: tuple[float, int, float] = (self._started, 0, 0.0)
+        """The last change: its time, the busy units since, and the seconds of units before. Replaced as a whole, for
+        readers in other threads."""
         self._marked: tuple[float, float] = (self._started, 0.0)
 
     @contextmanager
@@ -40,21 +51,25 @@ class BusyMeter:
 
     def shares(self) -> tuple[float, float]:
         """In 0..1: since the last call of this method, and since the start."""
-        self._change(0)
-        (marked_at, marked_s), self._marked = self._marked, (self._changed, self._unit_s)
-        return (
-            self._share(self._changed - marked_at, self._unit_s - marked_s),
-            self._share(self._changed - self._started, self._unit_s),
-        )
+        now, _, unit_s = self._change(0)
+        (marked_at, marked_s), self._marked = self._marked, (now, unit_s)
+        return self._share(now - marked_at, unit_s - marked_s), self._share(now - self._started, unit_s)
+
+    def read(self) -> BusyReading:
+        _, num_busy, unit_s = self._until(self._clock())
+        return BusyReading(capacity=self._capacity, num_busy=num_busy, unit_s=unit_s)
 
     def _share(self, elapsed_s: float, unit_s: float) -> float:
         return unit_s / (elapsed_s * self._capacity) if elapsed_s > 0 else 0.0
 
-    def _change(self, difference: int) -> None:
-        now = self._clock()
-        self._unit_s += (now - self._changed) * min(self._num_busy, self._capacity)
-        self._changed = now
-        self._num_busy += difference
+    def _change(self, difference: int) -> tuple[float, int, float]:
+        now, num_busy, unit_s = self._until(self._clock())
+        self._last = now, num_busy + difference, unit_s
+        return self._last
+
+    def _until(self, now: float) -> tuple[float, int, float]:
+        changed, num_busy, unit_s = self._last
+        return now, num_busy, unit_s + (now - changed) * min(num_busy, self._capacity)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from typing import Any
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, RecipeError
 from osworld_pipeline.runs.messages import Failed, Message, Report, Result, problems_in
+from osworld_pipeline.runs.metrics.serving import observed_program
 from osworld_pipeline.runs.parent import die_with_parent
 from osworld_pipeline.wire.tracing import start_tracing
 
@@ -88,8 +89,9 @@ def run_program(program: str, job: dict[str, Any], report: Report) -> int:
     """The last message is a Result or Failed; returns the exit status."""
     try:
         start_tracing("osworld-pipeline")
-        program_main = importlib.import_module(str(program_module(program))).main
-        result = program_main(read_input(program, program_main, job), report)
+        with observed_program(program, job, report) as observed:
+            program_main = importlib.import_module(str(program_module(program))).main
+            result = program_main(read_input(program, program_main, job), observed)
     except PipelineError as error:
         report(Failed(type=type(error).__name__, message=str(error), retryable=error.is_retryable))
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -15,13 +15,13 @@ from osworld_pipeline.rollout.replay import ReplayBuffer
 from osworld_pipeline.rollout.run_episode import RunEpisode
 from osworld_pipeline.rollout.run_group import in_turn, run_group
 from osworld_pipeline.rollout.task_sampling import RECENT_GROUPS, TaskSampler
-from osworld_pipeline.rollout.utilisation import metered
 from osworld_pipeline.runs.checkpoints.ids import checkpoint_lineage
 from osworld_pipeline.runs.gspo.batch import RowRenderer, StageBatchBuilder
 from osworld_pipeline.runs.gspo.engine import PhaseRollouts
 from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint
 from osworld_pipeline.runs.gspo.superseding import supersede
 from osworld_pipeline.runs.messages import Progress, Report
+from osworld_pipeline.runs.metrics.observing import observed_episodes, watching_groups, watching_meter
 from osworld_pipeline.runs.rollouts.session import num_slots
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.replay.recent_success import RecentEpisodes, recent_success
@@ -79,7 +79,12 @@ async def open_collector(
             **shared,
         )
     async with collector:
-        yield collector
+        with (
+            watching_groups(collector),
+            watching_meter("environments", rollouts.utilisation.environments),
+            watching_meter("trainer", rollouts.utilisation.trainer),
+        ):
+            yield collector
 
 
 def _episodes_of(job: GspoJob, rollouts: PhaseRollouts, point: ResumePoint, report: Report) -> RunEpisode:
@@ -98,7 +103,7 @@ def _episodes_of(job: GspoJob, rollouts: PhaseRollouts, point: ResumePoint, repo
         report(Progress(done=done, total=total, note=note))
         watch(episode)
 
-    run_one = metered(rollouts.run_one, rollouts.utilisation.environments)
+    run_one = observed_episodes(rollouts.run_one, rollouts.utilisation.environments)
     return in_turn(run_one, num_slots(job.recipe, job.servers), on_episode=on_episode)
 
 

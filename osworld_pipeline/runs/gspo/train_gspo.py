@@ -195,14 +195,21 @@ class _Phase:
         if is_last or stopped or num_updates % self.job.recipe.trainer.save_every == 0:
             save = partial(self._save, num_updates, metrics, self.collector.snapshot())
             await in_thread(self.thread, partial(save, is_final=is_last, is_kept=bool(stopped)))
+        handed_over: Mapping[str, float] = {}
         if not is_last and not stopped:
-            await self.rollouts.handover(num_updates)
+            handed_over = await self._hand_over(num_updates)
             await self.collector.advance(num_updates)
-        self.report(Metrics(update=num_updates, metrics=metrics))
+        self.report(Metrics(update=num_updates, metrics={**metrics, **handed_over}))
         if stopped:
             done = f"{num_updates} of {self.job.phase.num_updates} updates"
             self.report(Warned(message=f"{stopped}: stopped after {done}; it can be resumed"))
         return _UpdateEnd(budget=budget, stopped=stopped)
+
+    async def _hand_over(self, num_updates: int) -> Mapping[str, float]:
+        """Its metrics. The store has none of them, because the update is recorded before."""
+        started = time.monotonic()
+        num_bytes = await self.rollouts.handover(num_updates)
+        return {"handover_s": time.monotonic() - started, "handover_bytes": float(num_bytes)}
 
     def _held_text(self, metrics: Mapping[str, float]) -> str:
         return (

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
 
+from osworld_pipeline.agent.adapters import FOLDER as ADAPTER_FOLDER
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.engines.sglang_weights import (
     Consume,
     TrainedWeights,
     WeightStream,
     vision_digest,
+    weight_bytes,
     write_digest,
 )
 
@@ -34,8 +36,9 @@ PREFIX = "weights-"
 
 
 class Handover(Protocol):
-    async def __call__(self, policy_version: int) -> None:
-        """The engine samples with the trainer's weights from here on.
+    async def __call__(self, policy_version: int) -> int:
+        """The engine samples with the trainer's weights from here on. Returns the bytes of weights that left this
+        process, once for all servers.
 
         Raises:
             EngineError: the engine cannot load them.
@@ -50,8 +53,9 @@ class InPlace:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
-    async def __call__(self, policy_version: int) -> None:
+    async def __call__(self, policy_version: int) -> int:
         self._engine.mark_updated(policy_version=policy_version)
+        return 0
 
 
 class InMemory:
@@ -61,8 +65,9 @@ class InMemory:
         self._engine = engine
         self._read = read
 
-    async def __call__(self, policy_version: int) -> None:
+    async def __call__(self, policy_version: int) -> int:
         await self._engine.load_state(await self._read(), policy_version=policy_version)
+        return 0
 
 
 class ThroughFolder:
@@ -79,7 +84,7 @@ class ThroughFolder:
         for folder in parent.glob(f"{PREFIX}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def __call__(self, policy_version: int) -> None:
+    async def __call__(self, policy_version: int) -> int:
         folder = self._parent / f"{PREFIX}{policy_version:04d}"
         await self._write(folder)
         # The digest is stored with it, so that the engines need not read all weights to identify them.
@@ -88,6 +93,7 @@ class ThroughFolder:
         if self._written is not None:
             await asyncio.to_thread(shutil.rmtree, self._written, ignore_errors=True)
         self._written = folder
+        return await asyncio.to_thread(lambda: weight_bytes(folder) + weight_bytes(folder / ADAPTER_FOLDER))
 
 
 class Broadcast:
@@ -116,7 +122,7 @@ class Broadcast:
         self._saved = parent / f"{PREFIX}compared"
         shutil.rmtree(self._saved, ignore_errors=True)
 
-    async def __call__(self, policy_version: int) -> None:
+    async def __call__(self, policy_version: int) -> int:
         await asyncio.to_thread(shutil.rmtree, self._saved, ignore_errors=True)
         name = f"sent-{uuid4().hex[:19]}"
         trained = TrainedWeights(
@@ -127,6 +133,7 @@ class Broadcast:
             save=partial(self._saved_once, policy_version),
         )
         await self._load(trained, policy_version)
+        return self._num_bytes
 
     async def _saved_once(self, policy_version: int) -> Path:
         if not self._saved.is_dir():

@@ -13,6 +13,7 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.file_locks import TakenError, lock
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
+from osworld_pipeline.runs.metrics.observing import watching_fleet
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.wire import EnvConfig
 
@@ -44,7 +45,8 @@ async def open_env_client(
             await client.connect()
             if is_sole:
                 await client.close_left_over()
-            yield client
+            with watching_fleet(client.fleet):
+                yield client
 
 
 def env_config(recipe: Recipe) -> EnvConfig:

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any, TypeVar
 
 from osworld_pipeline.errors import EngineError
+from osworld_pipeline.runs.metrics.serving import Endpoint, endpoint_of_actors, observed_actor
 from osworld_pipeline.runs.placement import RayShare
 from osworld_pipeline.runs.rollouts.keeper import Keeper
 from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError, answer_of, ask_to_stop, node_address
@@ -33,8 +34,10 @@ class PooledActor:
         """Address of the actor's node; answers as soon as one has room for the actor."""
         return node_address()
 
-    async def open(self, open_session: OpenSession, client_id: str) -> None:
+    async def open(self, open_session: OpenSession, client_id: str, endpoint: Endpoint | None = None) -> None:
+        """`endpoint`: where its metrics are served, if they are."""
         start_tracing("osworld-pipeline")
+        self._stack.enter_context(observed_actor(endpoint, node_address))
         self._session = await self._stack.enter_async_context(open_session(client_id))
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -195,7 +198,8 @@ class ActorPool:
 
     async def _open(self, handle: Any, client_id: str) -> None:
         opened_with = self._open_session
-        await answer_of(handle.open.remote(opened_with, client_id), self._share.start_timeout_s)
+        opening = handle.open.remote(opened_with, client_id, endpoint_of_actors())
+        await answer_of(opening, self._share.start_timeout_s)
         while opened_with is not self._open_session:
             opened_with, (method, arguments, limit_s) = self._open_session, self._update
             await answer_of(handle.call.remote(method, *arguments), limit_s)

@@ -1,7 +1,7 @@
 """Runs the episodes of a program that only samples: in the program itself, or on Ray actors if its job names some."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.protocols import PolicyEngine
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.run_episode import RunEpisode, episode_runner
+from osworld_pipeline.rollout.utilisation import BusyMeter
 from osworld_pipeline.runs.messages import Report
+from osworld_pipeline.runs.metrics.observing import observed_episodes, watching_meter
 from osworld_pipeline.runs.placement import RayShare
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.ray_actor import Weights
@@ -60,12 +62,14 @@ async def open_rollouts(
             engine=engine,
             report=report,
         ) as session:
-            yield Rollouts(
-                run_one=episode_runner(session.tools, episode_settings(recipe, max_turns=max_turns)),
-                engine_name=session.engine.name,
-                uses_chat_api=session.engine.uses_chat_api,
-                grounds=session.grounds(),
-            )
+            run_here = episode_runner(session.tools, episode_settings(recipe, max_turns=max_turns))
+            with _observing(run_here, servers) as run_one:
+                yield Rollouts(
+                    run_one=run_one,
+                    engine_name=session.engine.name,
+                    uses_chat_api=session.engine.uses_chat_api,
+                    grounds=session.grounds(),
+                )
         return
     async with ray_rollouts(
         recipe,
@@ -78,11 +82,19 @@ async def open_rollouts(
         processor=processor,
         engine_token=engine_token,
         engine=engine,
-    ) as run_one:
-        opened = await run_one.describe()
-        yield Rollouts(
-            run_one=run_one,
-            engine_name=opened[0].engine_name,
-            uses_chat_api=opened[0].uses_chat_api,
-            grounds=all_grounds(one.grounds for one in opened),
-        )
+    ) as run_there:
+        opened = await run_there.describe()
+        with _observing(run_there, servers) as run_one:
+            yield Rollouts(
+                run_one=run_one,
+                engine_name=opened[0].engine_name,
+                uses_chat_api=opened[0].uses_chat_api,
+                grounds=all_grounds(one.grounds for one in opened),
+            )
+
+
+@contextmanager
+def _observing(run_one: RunEpisode, servers: EnvServers) -> Iterator[RunEpisode]:
+    meter = BusyMeter(max(1, servers.num_replicas))
+    with watching_meter("environments", meter):
+        yield observed_episodes(run_one, meter)

@@ -26,6 +26,7 @@ from osworld_pipeline.rollout.engines.sglang_weights import TrainedWeights
 from osworld_pipeline.rollout.run_episode import EpisodeSettings, EpisodeTools
 from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utilisation
 from osworld_pipeline.runs.messages import Report, Warned
+from osworld_pipeline.runs.metrics.observing import watching_meter
 from osworld_pipeline.runs.parity.newcomer import newcomer_check
 from osworld_pipeline.runs.parity.probe import ParityReport, probe_parity
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
@@ -103,6 +104,7 @@ async def rollout_session(
             await load_engine(engine, folder, trained, policy_version=policy_version)
         parity = await _probe(recipe, engine, renderer, folder=folder, model=model, is_probed=is_probed, report=report)
         utilisation = Utilisation(environments=BusyMeter(max(1, servers.num_replicas)))
+        stack.enter_context(watching_meter("engine", utilisation.engine))
         tools = EpisodeTools(
             desktop_factory=client.desktop,
             engine=MeteredEngine(engine, utilisation.engine),

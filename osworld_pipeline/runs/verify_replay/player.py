@@ -11,6 +11,7 @@ from osworld_pipeline.domain.grounds import Grounds, all_grounds
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.env_client import EnvClient
+from osworld_pipeline.runs.metrics.observing import on_playback
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError
 from osworld_pipeline.runs.rollouts.ray_pool import ActorPool, open_pool
@@ -33,13 +34,22 @@ async def open_player(job: VerificationJob) -> AsyncIterator[Player]:
     """Raises EnvServerError, EngineError: no env server answers, or no actor starts."""
     if job.actors is None:
         async with _open_playback(job, PURPOSE) as playback:
-            yield Player(play=playback.play, grounds=await playback.grounds())
+            yield Player(play=_observed(playback.play), grounds=await playback.grounds())
         return
     without_gpu = job.actors.rollout_actor.model_copy(update={"gpus": 0.0})
     share = job.actors.model_copy(update={"rollout_actor": without_gpu})
     async with open_pool(partial(_open_playback, job), share, purpose=PURPOSE) as pool:
         reported = await pool.call_each("grounds", limit_s=SLACK_S)
-        yield Player(play=partial(play_on, pool, job.recipe), grounds=all_grounds(reported))
+        yield Player(play=_observed(partial(play_on, pool, job.recipe)), grounds=all_grounds(reported))
+
+
+def _observed(play: Play) -> Play:
+    async def observed(playback: Playback, task: Task, pause_s: float) -> PlayedBack:
+        played = await play(playback, task, pause_s)
+        on_playback(played.outcome, num_steps=played.num_steps)
+        return played
+
+    return observed
 
 
 @dataclass(frozen=True, kw_only=True)

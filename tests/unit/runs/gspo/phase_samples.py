@@ -34,6 +34,7 @@ from osworld_pipeline.runs.gspo.job import GspoJob, resume_point
 from osworld_pipeline.runs.gspo.train_gspo import train_phase
 from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.runs.messages import Message, Metrics, Warned
+from osworld_pipeline.runs.metrics.serving import observed_program
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.stage_log import stage_log
 from osworld_pipeline.store import TrajectoryStore
@@ -111,8 +112,9 @@ class ChainEngine:
         self._faults = faults
         self._num_begun = itertools.count()
 
-    async def hand_over(self, policy_version: int) -> None:
+    async def hand_over(self, policy_version: int) -> int:
         self.version, self.weights = policy_version, self._trainer.weights_digest
+        return len(self.weights)
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         return GenerateResult(
@@ -244,8 +246,9 @@ def run_phase(
         with (
             stage_log(TrajectoryStore(job.state), stage, num_updates=point.num_updates) as log,
             ThreadPoolExecutor(1) as thread,
+            observed_program("train_gspo", job.model_dump(mode="json"), reported.append) as report,
         ):
-            result.update(await train_phase(job, rollouts, trainer, thread, point, log, reported.append))
+            result.update(await train_phase(job, rollouts, trainer, thread, point, log, report))
         assert len(asyncio.all_tasks()) == 1, "nothing is left running"
 
     try:

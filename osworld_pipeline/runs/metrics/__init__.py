@@ -1,0 +1,1 @@
+"""The figures of a program and of its rollout actors, for Prometheus."""
