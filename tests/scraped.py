@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 
 def samples_of(text: str) -> dict[str, float]:
-    """Each sample by its name and label values."""
+    """Each sample by its name and its label values, in the order of the labels' names."""
     return {
         " ".join([sample.name, *sample.labels.values()]): sample.value
         for family in text_string_to_metric_families(text)

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +31,13 @@ class Receiver:
 
 
 @contextmanager
-def receiving(root: Path, *, port: int = 0, keep: int = 4, token: str = TOKEN) -> Iterator[Receiver]:
+def receiving(
+    root: Path, *, port: int = 0, keep: int = 4, token: str = TOKEN, environment: Mapping[str, str] | None = None
+) -> Iterator[Receiver]:
     program = [sys.executable, "-m", "osworld_pipeline.cli", "receive-weights", str(root)]
     process = subprocess.Popen(
         [*program, "--port", str(port), "--keep", str(keep)],
-        env={**os.environ, "ENGINE_TOKEN": token},
+        env={**os.environ, "ENGINE_TOKEN": token, **(environment or {})},
         stderr=subprocess.PIPE,
     )
     try:

@@ -8,16 +8,20 @@ import signal
 import socket
 import sys
 from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from env_server.config import make_settings
 from env_server.gateway_server.app import create_gateway
 from env_server.gateway_server.faults import Faults, FaultShares
+from env_server.gateway_server.readings import readings_of
 from env_server.gateway_server.sandboxes import SandboxTable
 from env_server.main import bind, make_provider, prepare_process
+from env_server.protocols import Provider
 from env_server.providers.gateway.settings import TOKEN_VARIABLE, gateway_token
 from env_server.serving import connection_limits
 from env_server.settings import Settings, SettingsError
@@ -29,6 +33,7 @@ from osworld_pipeline.programs.failures import run_server_program
 from osworld_pipeline.wire.connections import bounded_config
 from osworld_pipeline.wire.cross_site import is_loopback
 from osworld_pipeline.wire.listening import url_of, write_ready_file
+from osworld_pipeline.wire.server_metrics import observed_server
 
 log = logging.getLogger("osworld_gateway")
 
@@ -87,12 +92,20 @@ async def serve_gateway(settings: Settings, arguments: argparse.Namespace, liste
     """Serves until SIGTERM or SIGINT, then stops every sandbox."""
     provider = make_provider(settings)
     token = gateway_token()
+    sandboxes = SandboxTable(provider, quota=arguments.quota, lifetime_s=arguments.lifetime_s)
     app = create_gateway(
-        SandboxTable(provider, quota=arguments.quota, lifetime_s=arguments.lifetime_s),
+        sandboxes,
         token=token.get_secret_value() if token else None,
         retry_after_s=arguments.retry_after_s,
         faults=Faults(arguments.faults, seed=arguments.fault_seed),
     )
+    with observed_server(app, partial(readings_of, sandboxes)) as observed:
+        await _serve_until_stopped(observed.app, provider, settings, arguments, listener)
+
+
+async def _serve_until_stopped(
+    app: ASGIApp, provider: Provider, settings: Settings, arguments: argparse.Namespace, listener: socket.socket
+) -> None:
     tls: dict[str, Any] = {}
     if arguments.tls_cert is not None:
         tls = {"ssl_certfile": arguments.tls_cert, "ssl_keyfile": arguments.tls_key}

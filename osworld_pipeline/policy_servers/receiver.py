@@ -30,6 +30,7 @@ from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config
 from osworld_pipeline.wire.cross_site import is_from_here, is_loopback
 from osworld_pipeline.wire.interruptible import InterruptibleServer
 from osworld_pipeline.wire.listening import listen_on, url_of
+from osworld_pipeline.wire.server_metrics import observed_server
 
 TOKEN_VARIABLE = "ENGINE_TOKEN"  # noqa: S105 - the variable's name, not a token
 MAX_FILE_BYTES = 1 << 40
@@ -53,8 +54,9 @@ def serve(root: Path, *, host: str, port: int, keep: int, token: str | None, on_
         raise EngineError(f"cannot listen on {host}:{port} ({error}): choose another --port") from error
     with listener:
         url = url_of(host, listener)
-        config = bounded_config(create_app(weights, token), LIMITS, shutdown_grace_s=2)
-        InterruptibleServer(config, lambda: on_ready(url)).run(sockets=[listener])
+        with observed_server(create_app(weights, token)) as observed:
+            config = bounded_config(observed.app, LIMITS, shutdown_grace_s=2)
+            InterruptibleServer(config, lambda: on_ready(url)).run(sockets=[listener])
 
 
 def create_app(weights: ReceivedWeights, token: str | None) -> ASGIApp:

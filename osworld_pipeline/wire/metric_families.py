@@ -10,13 +10,13 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 
 
 @dataclass(frozen=True)
-class _Family:
+class Family:
     name: str
     text: str
     labels: tuple[str, ...] = ()
 
 
-class CounterFamily(_Family):
+class CounterFamily(Family):
     """Its samples are named `{name}_total`."""
 
     def meter(self, registry: CollectorRegistry) -> Counter:
@@ -27,7 +27,7 @@ class CounterFamily(_Family):
         return CounterMetricFamily(self.name, self.text, value=value, labels=None if value is not None else self.labels)
 
 
-class GaugeFamily(_Family):
+class GaugeFamily(Family):
     def meter(self, registry: CollectorRegistry) -> Gauge:
         return Gauge(self.name, self.text, self.labels, registry=registry)
 
@@ -36,7 +36,7 @@ class GaugeFamily(_Family):
         return GaugeMetricFamily(self.name, self.text, value=value, labels=None if value is not None else self.labels)
 
 
-class HistogramFamily(_Family):
+class HistogramFamily(Family):
     def meter(self, registry: CollectorRegistry) -> Histogram:
         return Histogram(self.name, self.text, self.labels, buckets=SECONDS, registry=registry)
 
@@ -65,7 +65,9 @@ SERVER_FAILURES = CounterFamily("env_server_replica_failures", "Desktops that fa
 SERVER_LEASES = CounterFamily("env_server_replica_leases", "Leases that are over.")
 
 # A program, and its rollout actors.
-PROGRAM = GaugeFamily("osworld_program", "1, with the program's name and its stage or key.", ("program", "stage"))
+PROGRAM = GaugeFamily(
+    "osworld_program", "1, with the program's name and the checkpoint that it makes.", ("name", "checkpoint")
+)
 EPISODES_ENDED = CounterFamily(
     "osworld_episodes_ended", "Episodes that are over, by outcome and purpose.", ("outcome", "purpose")
 )
@@ -93,7 +95,7 @@ GROUPS = GaugeFamily(
     "osworld_groups", "Groups of asynchronous rollouts: running, or waiting for their update.", ("state",)
 )
 PROGRESS_DONE = GaugeFamily("osworld_progress_done", "Parts of the work that are done.", ("stage",))
-PROGRESS_TOTAL = GaugeFamily("osworld_progress_total", "Parts of the whole work.", ("stage",))
+PROGRESS_PLANNED = GaugeFamily("osworld_progress_planned", "Parts of the whole work.", ("stage",))
 UPDATES = GaugeFamily("osworld_updates", "Updates that the weights of this stage have had.")
 UPDATE_SECONDS = GaugeFamily("osworld_update_seconds", "Time of the last reported update, without its rollouts.")
 ROLLOUT_SECONDS = GaugeFamily("osworld_rollout_seconds", "Time until the last reported update had its groups.")
@@ -108,3 +110,14 @@ UPDATE_METRIC = GaugeFamily(
     "osworld_update_metric", "Another metric of the last reported update, by its name in MLflow.", ("metric",)
 )
 WARNINGS = CounterFamily("osworld_warnings", "Warnings that the program reported.")
+
+# A gateway, a receiver of weights, and a viewer.
+REQUESTS = CounterFamily("osworld_http_requests", "Requests answered.", ("method", "route", "status"))
+REQUEST_SECONDS = HistogramFamily("osworld_http_request_seconds", "Time until a request was answered.", ("route",))
+SENT_BYTES = CounterFamily("osworld_http_sent_bytes", "Bytes of answers' bodies.", ("route",))
+RECEIVED_BYTES = CounterFamily("osworld_http_received_bytes", "Bytes of requests' bodies.", ("route",))
+SANDBOXES = GaugeFamily("osworld_gateway_sandboxes", "Sandboxes that clients have.")
+QUOTA = GaugeFamily("osworld_gateway_quota", "Sandboxes that clients may have.")
+SANDBOX_ENDS = CounterFamily(
+    "osworld_gateway_starts", "Starts of sandboxes by what became of them: started, refused (quota), reaped.", ("end",)
+)

@@ -34,7 +34,7 @@ class ProgramMetrics:
             "reset": families.RESET_SECONDS.meter(registry),
             "evaluate": families.EVALUATE_SECONDS.meter(registry),
         }
-        self._done, self._total = families.PROGRESS_DONE.meter(registry), families.PROGRESS_TOTAL.meter(registry)
+        self._done, self._total = families.PROGRESS_DONE.meter(registry), families.PROGRESS_PLANNED.meter(registry)
         self._warnings = families.WARNINGS.meter(registry)
         self._updates = families.UPDATES.meter(registry)
         staleness = families.STALENESS.meter(registry)

@@ -3,15 +3,20 @@
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
 import uvicorn
+from starlette.types import ASGIApp
 
+from osworld_pipeline.errors import StoreError
+from osworld_pipeline.metrics_targets import metrics_target
 from osworld_pipeline.web.viewer.app import create_app
 from osworld_pipeline.web.viewer.settings import ViewerError, ViewerSettings, need_token
 from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config
 from osworld_pipeline.wire.interruptible import InterruptibleServer
 from osworld_pipeline.wire.listening import listen_on, url_of
+from osworld_pipeline.wire.server_metrics import observed_server
 
 SHUTDOWN_GRACE_S = 2
 
@@ -40,7 +45,8 @@ def serve(
     Raises:
         ViewerError: as `bind`.
     """
-    with bind(settings) as listener:
+    app = create_app(settings, is_ending=lambda: server.should_exit)
+    with bind(settings) as listener, _observed_app(app, settings) as observed:
         url = url_of(settings.host, listener)
 
         def ready() -> None:
@@ -49,16 +55,26 @@ def serve(
                 # In a separate thread: a text browser returns only when it is closed.
                 threading.Thread(target=webbrowser.open, args=(url + path,), daemon=True).start()
 
-        make_server(settings, ready).run(sockets=[listener])
+        server = make_server(observed, settings, ready)
+        server.run(sockets=[listener])
 
 
-def make_server(settings: ViewerSettings, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
+@contextmanager
+def _observed_app(app: ASGIApp, settings: ViewerSettings) -> Iterator[ASGIApp]:
+    """A state that is read-only has no file for Prometheus with the address of the metrics."""
+    with observed_server(app) as observed, ExitStack() as stack:
+        if observed.target:
+            folder, labels = settings.state.metrics_targets, {"program": "viewer"}
+            with suppress(StoreError):
+                stack.enter_context(metrics_target(folder, "viewer", observed.target, labels))
+        yield observed.app
+
+
+def make_server(app: ASGIApp, settings: ViewerSettings, ready: Callable[[], None] = lambda: None) -> uvicorn.Server:
     """`ready` is called once it listens."""
     limits = ConnectionLimits(
         max_connections=settings.max_connections,
         slow_client_s=settings.slow_client_s,
         keep_alive_s=settings.slow_client_s,
     )
-    app = create_app(settings, is_ending=lambda: server.should_exit)
-    server = InterruptibleServer(bounded_config(app, limits, shutdown_grace_s=SHUTDOWN_GRACE_S), ready)
-    return server
+    return InterruptibleServer(bounded_config(app, limits, shutdown_grace_s=SHUTDOWN_GRACE_S), ready)

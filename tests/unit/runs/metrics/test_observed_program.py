@@ -55,7 +55,7 @@ def test_metrics_are_served_while_the_program_runs_and_its_address_is_in_a_file(
 
     status, reported = run({**job, "checkpoint_id": "c-1"}, seen)
     assert status == 0
-    assert found["osworld_program seen.program c-1"] == 1
+    assert found["osworld_program c-1 seen.program"] == 1
     assert found["osworld_progress_done seen.program"] == 1
     assert isinstance(reported[0], Info)
     assert reported[0].message.startswith("metrics: http://127.0.0.1:")

@@ -27,7 +27,7 @@ def test_an_episode_is_counted_by_outcome_with_its_steps_tokens_and_times() -> N
     metrics.on_episode(make_episode(steps=(step, unread), attempt=2, times_s={"reset": 4.0, "evaluate": 0.0}))
     metrics.on_episode(make_episode("e1", outcome=Outcome.ENV_FAULT, reward=None, num_steps=0, times_s={}))
     found = figures(metrics)
-    assert found["osworld_program evaluate sft-1"] == 1
+    assert found["osworld_program sft-1 evaluate"] == 1
     assert found["osworld_episodes_ended_total success evaluate"] == 1
     assert found["osworld_episodes_ended_total env_fault evaluate"] == 1
     assert found["osworld_episodes_ended_total timeout evaluate"] == 0, "so that the first one is an increase"
@@ -75,8 +75,8 @@ def test_progress_is_that_of_the_named_stage_or_of_the_program() -> None:
     metrics.on_message(Warned(message="w"))
     metrics.on_message(Info(message="i"))
     found = figures(metrics)
-    assert (found["osworld_progress_done evaluate"], found["osworld_progress_total evaluate"]) == (1, 9)
-    assert (found["osworld_progress_done evaluate sft"], found["osworld_progress_total evaluate sft"]) == (3, 4)
+    assert (found["osworld_progress_done evaluate"], found["osworld_progress_planned evaluate"]) == (1, 9)
+    assert (found["osworld_progress_done evaluate sft"], found["osworld_progress_planned evaluate sft"]) == (3, 4)
     assert found["osworld_warnings_total"] == 1
 
 

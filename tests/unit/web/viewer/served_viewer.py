@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.web.viewer.app import create_app
 from osworld_pipeline.web.viewer.serving import bind, make_server
 from osworld_pipeline.web.viewer.settings import ViewerSettings
 
@@ -15,7 +16,8 @@ async def served(state: StateDir, **options: Any) -> AsyncIterator[int]:
     """Its port."""
     settings = ViewerSettings(state=state, port=0, **options)
     listening = asyncio.Event()
-    server = make_server(settings, listening.set)
+    app = create_app(settings, is_ending=lambda: server.should_exit)
+    server = make_server(app, settings, listening.set)
     with bind(settings) as listener:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
