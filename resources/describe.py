@@ -72,6 +72,12 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ),
     ("OSWORLD_VIEWER_URL", "Dagster", "the viewer's address in links; default: http://127.0.0.1:8765"),
     ("OSWORLD_FAILURE_WEBHOOK", "Dagster", "the URL to which each failed run is posted as JSON"),
+    (
+        "OSWORLD_METRICS",
+        "programs, gateway, weights receiver, viewer",
+        "`[HOST:]PORT`, where their metrics for Prometheus are served; PORT may be a range, or 0 for any free port",
+    ),
+    ("OSWORLD_METRICS_TOKEN", "as OSWORLD_METRICS", "the token that a scrape must send; required beyond loopback"),
     ("OSWORLD_SANDBOX_TOKEN", "env server", "the token of a gateway of remote sandboxes"),
     ("WINDOWS_ADMIN_PASSWORD", "env server", "the password for the login of a Windows image"),
     ("OSGYM_ALLOWED_IPS", "env server", "addresses and networks that may use OSGym's worker ports, comma-separated"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from env_server import providers
 from env_server.settings import TOKEN_VARIABLE
 from env_server.table import Table
+from osworld_pipeline.wire.metrics_endpoint import TOKEN_VARIABLE as METRICS_TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from env_server.driving.driver import Drivers
@@ -47,6 +48,7 @@ def provider_kinds() -> Mapping[str, ProviderKind]:
 
 
 def environment_for_programs() -> dict[str, str]:
-    """For programs that are not ours: the environment of this process without our tokens and passwords."""
-    secrets = {TOKEN_VARIABLE, *(name for kind in provider_kinds().values() for name in kind.variables.values())}
+    """The environment of this process without our tokens and passwords, for programs that are not ours."""
+    of_kinds = {name for kind in provider_kinds().values() for name in kind.variables.values()}
+    secrets = {TOKEN_VARIABLE, METRICS_TOKEN_VARIABLE, *of_kinds}
     return {name: value for name, value in os.environ.items() if name not in secrets}

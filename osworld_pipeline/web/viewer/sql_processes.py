@@ -11,10 +11,13 @@ from typing import Any
 
 from osworld_pipeline.web.viewer.settings import TOKEN_VARIABLE, BadQuestionError, TooBusyError, ViewerError
 from osworld_pipeline.web.viewer.sql_process import LENGTH, MEMORY_LIMIT_BYTES
+from osworld_pipeline.wire.metrics_endpoint import TOKEN_VARIABLE as METRICS_TOKEN_VARIABLE
 
 NUM_AT_ONCE = 2
 """Each may use all cores and MEMORY_LIMIT_BYTES."""
 MEMORY = f"{MEMORY_LIMIT_BYTES >> 30} GiB of memory"
+SECRETS = (TOKEN_VARIABLE, METRICS_TOKEN_VARIABLE, "AWS_")
+"""Starts of the names of variables that these processes do not get."""
 MAX_WAITING = 16
 """Queries that may wait for a slot, at most as long as the time limit of a query."""
 
@@ -121,7 +124,7 @@ async def _start() -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "osworld_pipeline.web.viewer.sql_process", str(os.getpid()),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith((TOKEN_VARIABLE, "AWS_"))},
+        env={name: value for name, value in os.environ.items() if not name.startswith(SECRETS)},
     )  # fmt: skip
 
 

@@ -134,7 +134,17 @@ def is_other(key: str) -> bool:
 def test_every_yaml_block_is_tried_where_run_configurations_are(pages: dict[str, Page]) -> None:
     for where, block in blocks(pages, "yaml"):
         document = yaml.safe_load(block.text)
+        if "scrape_configs" in document:
+            check_prometheus(document, where)
+            continue
         assert next(iter(document)) in ("resources", "ops"), f"{where}: no test knows what it configures"
+
+
+def check_prometheus(document: dict[str, Any], where: str) -> None:
+    """Its files are those that programs write, if the state is /data/osworld."""
+    folder = StateDir(Path("/data/osworld")).metrics_targets
+    files = [one["files"] for job in document["scrape_configs"] for one in job.get("file_sd_configs", ())]
+    assert files == [[f"{folder}/*.json"]], where
 
 
 def test_every_json_block_is_json_and_a_task_in_it_can_be_run(pages: dict[str, Page]) -> None:

@@ -164,7 +164,8 @@ async def test_the_token_is_in_no_log_no_setting_and_no_programs_environment(
         await HttpsSandboxClient(ClientOptions(url="http://127.0.0.1:9", token=TOKEN)).start("r", limit_s=2)
     assert TOKEN not in repr(made) + str(made) + made.model_dump_json() + repr(options) + caplog.text
     monkeypatch.setenv("OSWORLD_SANDBOX_TOKEN", TOKEN)
-    assert "OSWORLD_SANDBOX_TOKEN" not in environment_for_programs()
+    monkeypatch.setenv("OSWORLD_METRICS_TOKEN", "secret")
+    assert not {"OSWORLD_SANDBOX_TOKEN", "OSWORLD_METRICS_TOKEN"} & set(environment_for_programs())
 
 
 def test_a_file_may_not_hold_the_token(tmp_path: Path) -> None:
