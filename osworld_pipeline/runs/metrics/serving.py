@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -56,7 +57,7 @@ def observed_program(program: str, job: Mapping[str, Any], report: Report) -> It
         return
     endpoint = Endpoint(
         address=address,
-        targets=StateDir(Path(job["state_root"])).metrics_targets if "state_root" in job else None,
+        targets=StateDir(Path(str(job["state_root"]))).metrics_targets if "state_root" in job else None,
         checkpoint=str(job.get("checkpoint_id", "")),
     )
     with ExitStack() as stack:
@@ -109,7 +110,8 @@ def _serving(name: str, endpoint: Endpoint) -> Iterator[str]:
     with ExitStack() as stack:
         target = stack.enter_context(metrics_server(endpoint.address, metrics.text))
         if endpoint.targets is not None:
-            stack.enter_context(metrics_target(endpoint.targets, name, target, {"program": name}))
+            labels = {"program": name, "host": socket.gethostname()}
+            stack.enter_context(metrics_target(endpoint.targets, name, target, labels))
         Current.metrics, Current.endpoint = metrics, endpoint
         try:
             yield target

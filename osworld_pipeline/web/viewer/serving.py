@@ -64,7 +64,7 @@ def _observed_app(app: ASGIApp, settings: ViewerSettings) -> Iterator[ASGIApp]:
     """A state that is read-only has no file for Prometheus with the address of the metrics."""
     with observed_server(app) as observed, ExitStack() as stack:
         if observed.target:
-            folder, labels = settings.state.metrics_targets, {"program": "viewer"}
+            folder, labels = settings.state.metrics_targets, {"program": "viewer", "host": socket.gethostname()}
             with suppress(StoreError):
                 stack.enter_context(metrics_target(folder, "viewer", observed.target, labels))
         yield observed.app

@@ -102,6 +102,35 @@ async def test_an_episode_goes_through_all_endpoints(connect: Any, task: Task) -
     assert server.requests[1][1] == {"episode_id": "e1", "action": "WAIT", "pause": 0.5, "step": 1}
 
 
+async def test_a_server_counts_desktops_in_use_until_they_are_released_and_resets_while_they_wait(
+    connect: Any, task: Task
+) -> None:
+    is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def answer_later() -> httpx.Response:
+        is_asked.set()
+        await may_answer.wait()
+        return httpx.Response(200, json=RESET)
+
+    client, _ = connect({"/reset": [answer_later, failure(500, "no task", "env_fault")], "/health": [{"status": "ok"}]})
+    async with client:
+        (server,) = client.fleet.servers
+        desktop, failing = client.desktop(), client.desktop()
+        resetting = asyncio.create_task(desktop.reset(task))
+        await is_asked.wait()
+        assert (server.num_waiting, server.num_in_use) == (1, 0)
+        may_answer.set()
+        await resetting
+        assert (server.num_waiting, server.num_in_use) == (0, 1)
+        with pytest.raises(ReplicaError):
+            await failing.reset(task)
+        await failing.close()
+        assert (server.num_waiting, server.num_in_use) == (0, 1)
+        await desktop.close()
+        await desktop.close()
+        assert (server.num_waiting, server.num_in_use) == (0, 0)
+
+
 async def test_a_reward_that_a_person_helped_to_earn_is_refused(connect: Any, task: Task) -> None:
     answer = {"error": "a person sent 3 inputs to its desktop", "fault": "touched", "num_person_inputs": 3}
     touched = httpx.Response(500, json=answer)

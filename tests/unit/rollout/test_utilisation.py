@@ -8,7 +8,7 @@ import pytest
 from group_samples import SAMPLING
 
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult
-from osworld_pipeline.rollout.utilisation import BusyMeter, MeteredEngine, Utilisation
+from osworld_pipeline.rollout.utilisation import BusyMeter, BusyReading, MeteredEngine, Utilisation
 
 
 class HandClock:
@@ -44,6 +44,20 @@ def test_more_waiting_than_units_is_no_more_than_all_busy() -> None:
         clock.now += 1
     clock.now += 1
     assert meter.shares()[1] == pytest.approx(0.5)
+
+
+def test_a_meter_can_be_read_without_a_change_of_its_shares() -> None:
+    clock = HandClock()
+    meter = BusyMeter(2, clock=clock)
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(meter.busy())
+        clock.now += 4
+        assert meter.read() == BusyReading(capacity=2, num_busy=3, unit_s=pytest.approx(8))
+        assert meter.read() == BusyReading(capacity=2, num_busy=3, unit_s=pytest.approx(8))
+    clock.now += 4
+    assert meter.read() == BusyReading(capacity=2, num_busy=0, unit_s=pytest.approx(8))
+    assert meter.shares() == (pytest.approx(0.5), pytest.approx(0.5))
 
 
 def test_figures_are_named_by_whose_they_are() -> None:

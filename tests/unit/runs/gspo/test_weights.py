@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from osworld_pipeline.agent.adapters import FOLDER
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.runs.gspo.weights import InMemory, InPlace, ThroughFolder, shares_model
@@ -45,12 +46,12 @@ def folders(parent: Path) -> list[str]:
 
 async def test_a_shared_model_is_only_marked_and_a_copy_gets_the_weights() -> None:
     engine = Recorder()
-    await InPlace(engine)(3)
+    assert await InPlace(engine)(3) == 0, "nothing leaves the process"
 
     async def read() -> dict[str, int]:
         return {"w": 1}
 
-    await InMemory(engine, read)(4)
+    assert await InMemory(engine, read)(4) == 0
     assert engine.calls == [("in place", 3), ({"w": 1}, 4)]
 
 
@@ -64,6 +65,17 @@ async def test_a_folder_stays_until_the_next_one_is_loaded(tmp_path: Path) -> No
     await handover(2)
     assert folders(tmp_path) == ["weights-0002"]
     assert engine.calls == [("weights-0001", 1), ("weights-0002", 2)]
+
+
+async def test_the_bytes_of_whole_weights_and_of_an_adapter_are_those_that_were_written(tmp_path: Path) -> None:
+    async def write_tensors(folder: Path) -> None:
+        (folder / FOLDER).mkdir(parents=True)
+        make_folder(folder / "else")
+        (folder / "weights").touch()
+        (folder / "model.safetensors").write_bytes(b"w" * 50)
+        (folder / FOLDER / "adapter_model.safetensors").write_bytes(b"w" * 8)
+
+    assert await ThroughFolder(Recorder().load, write_tensors, tmp_path)(1) == 58
 
 
 async def test_weights_that_an_engine_refuses_end_the_run_and_those_before_them_stay(tmp_path: Path) -> None:
