@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from launches import PATIENCE_S, TESTS, cancel, environment, finish, kill, marked, new_mark, start_launch, wait_until
-from test_training_sft_resume import prepare
+from sft_process import prepare
 
 pytestmark = [
     pytest.mark.slow,
