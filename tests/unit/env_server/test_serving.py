@@ -191,7 +191,9 @@ async def test_further_port_serves_the_same_episodes_with_an_application_of_its_
 async def test_with_json_the_line_of_a_ready_server_is_an_object(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = Settings.from_environment({}, port=0, num_replicas=1, ready_file=tmp_path / "ready", drain_timeout_s=0)
+    settings = ServerSettings.from_environment(
+        {}, port=0, num_replicas=1, ready_file=tmp_path / "ready", drain_timeout_s=0
+    )
     with bind(settings) as listener:
         serving = asyncio.create_task(serve(settings, FakeProvider(), make_drivers(settings), listener, as_json=True))
         await until((tmp_path / "ready").exists)
