@@ -48,7 +48,7 @@ def start_or_parent(
 
 
 def checkpoint_id_of(context: dg.AssetExecutionContext, asset: str) -> str:
-    """Like `parent_of`, for any state folder of the instance."""
+    """The id of the checkpoint, as `parent_of` finds it, in any state folder of the instance."""
     found = _made_in(context.run.run_id, asset, context.instance)
     if found is None:
         event = context.instance.get_latest_materialization_event(key_of(asset))

@@ -14,7 +14,7 @@ _PART = re.compile(r"[A-Za-z0-9_]+")
 
 
 def prefix_from(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Of all keys, the parts before the name: `team/agents` gives ("team", "agents"); none without the variable.
+    """The parts of all keys before the name: `team/agents` gives ("team", "agents"); none without the variable.
 
     Raises:
         PipelineError: a part is not made of letters, digits and `_`.

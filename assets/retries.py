@@ -23,8 +23,8 @@ R = TypeVar("R")
 def only_after_faults(
     step: Callable[Concatenate[Context, P], R],
 ) -> Callable[Concatenate[Context, P], R]:
-    """For a step with FAULT_RETRIES, which alone would repeat it after every exception. The step fails with the
-    message of a PipelineError alone, and is repeated only if that error is retryable."""
+    """A decorator for a step with FAULT_RETRIES, which alone would repeat it after every exception. The step fails with
+    the message of a PipelineError alone, and is repeated only if that error is retryable."""
 
     @functools.wraps(step)
     def guarded(context: Context, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -44,7 +44,7 @@ TIMINGS = "timings.json"
 REPOSITORY = Path(__file__).parents[1]
 
 Rewards = Mapping[str, list[float]]
-"""By task and seed of the run: 1 or 0 for each valid sample."""
+"""1 or 0 for each valid sample, by task and seed of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,8 @@ class SeedRun:
     arm: Arm
     seed: int
     minutes: float
-    """From the start to the sampled evaluation; stages shared with an earlier arm in the same folder do not count."""
+    """Time from the start to the sampled evaluation; stages shared with an earlier arm in the same folder do not
+    count."""
     sampled: Mapping[Stage, Rewards]
     greedy: Mapping[Stage, Rewards]
     """Empty for the demo, which has no greedy evaluation."""
@@ -90,7 +91,7 @@ class SeedRun:
     num_injections: int
     """Groups of both GSPO phases that a demonstration joined."""
     spreads: Mapping[Stage, SeedSpread | None]
-    """Of the sampled evaluations, between their seeds."""
+    """Spread of the sampled evaluations between their seeds."""
     curve: RewardCurve
 
 

@@ -53,7 +53,7 @@ BASELINE = "folder"
 class Measured:
     handover_s: list[float] = field(default_factory=list)
     paused_s: list[float] = field(default_factory=list)
-    """Of each server in each handover."""
+    """Pause of each server in each handover."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -326,7 +326,7 @@ PARTS: dict[str, Callable[[Size, Path, Sheet], None]] = {
     "context_lora": context_lora,
     "sglang": sglang,
 }
-"""In the order in which they run, the most important first."""
+"""The parts in the order in which they run, the most important first."""
 
 
 def run_part(name: str, size: Size, processor_folder: Path, sheet: Sheet) -> None:

@@ -51,7 +51,7 @@ class PartResult:
 
 
 class Sheet:
-    """With `file` None the result is kept only in memory."""
+    """The results of a run. With `file` None they are kept only in memory."""
 
     def __init__(self, name: str, *, file: Path | None = None) -> None:
         self.result = PartResult(name=name)

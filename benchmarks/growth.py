@@ -51,7 +51,7 @@ JOBS: Mapping[str, Callable[[StateDir], object]] = {
 class Growth:
     sizes: list[int] = field(default_factory=list)
     figures: dict[str, list[Spread]] = field(default_factory=dict)
-    """By name, one spread for each size."""
+    """One spread for each size, by name."""
 
     def add(self, name: str, spread: Spread) -> None:
         self.figures.setdefault(name, []).append(spread)

@@ -37,7 +37,7 @@ FORMS: tuple[tuple[str, ImportanceForm, float, float], ...] = (
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     bias: float
-    """Of the mean update: norm of its difference to the on-policy gradient, over that gradient's norm."""
+    """Bias of the mean update: norm of its difference to the on-policy gradient, over that gradient's norm."""
     resolution: float
     """A smaller bias cannot be distinguished from 0: one standard deviation of its square, as a bias."""
     noise: float

@@ -120,7 +120,7 @@ async def time_resets(desktop: ProvidedDesktop, count: int) -> Spread:
 @dataclass(frozen=True, kw_only=True)
 class Steps:
     step_ms: Spread
-    """From the request's first byte to the answer's last, through the env server."""
+    """Time from the request's first byte to the answer's last, through the env server."""
     binary_ms: Spread
     """The same with the picture as bytes (multipart), in turns with the above."""
     base64_ms: Spread
@@ -158,7 +158,7 @@ class Crowd:
     desktop_mb: Spread
     step_ms: Spread
     reopen_s: Spread
-    """From closing an episode to the next one's first screenshot, all eight at the same moment."""
+    """Time from closing an episode to the next one's first screenshot, all eight at the same moment."""
 
     def results(self) -> list[dict[str, Any]]:
         return [

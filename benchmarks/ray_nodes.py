@@ -34,12 +34,12 @@ LOG = "start.log"
 @dataclass(frozen=True, kw_only=True)
 class RayNodes:
     url: str
-    """Of the dashboard."""
+    """Address of the dashboard."""
     address: str
-    """For `ray.init`."""
+    """The argument of `ray.init`."""
     token: str
     variables: Mapping[str, str]
-    """For processes that connect to it."""
+    """Environment of processes that connect to it."""
 
 
 @contextmanager

@@ -18,8 +18,8 @@ is set to this, which makes a few hundred tokens likely instead of a hundred tho
 
 UpdateKind = Literal["sft", "gspo", "sft_lora", "gspo_lora"]
 TEXT_PASSES: dict[UpdateKind, int] = {"sft": 3, "gspo": 4, "sft_lora": 2, "gspo_lora": 3}
-"""In units of a forward pass: one forward pass, one for the gradients of the activations, one for those of the
-weights (which frozen weights do not have), and gspo's forward pass that scores before the update."""
+"""Cost of an update in units of a forward pass: one forward pass, one for the gradients of the activations, one for
+those of the weights (which frozen weights do not have), and gspo's forward pass that scores before the update."""
 VISION_PASSES: dict[UpdateKind, int] = {"sft": 1, "gspo": 2, "sft_lora": 1, "gspo_lora": 2}
 """The tower is frozen, so it only runs forward."""
 

@@ -28,7 +28,7 @@ RANKS_SHA256 = "b2b1b8dfb5cc5f024bafc373121c6aba3f66f9a5a0269e243470a1de16a33186
 NUM_RANKS = 151_643
 FIM_TOKENS = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>")
 ADDED_TOKENS = (*SPECIAL_TOKENS, *PLAIN_TOKENS[:2], *FIM_TOKENS, *PLAIN_TOKENS[2:])
-"""In the order of their ids, from 151,643 on."""
+"""The tokens in the order of their ids, from 151,643 on."""
 VOCAB_SIZE = 151_936
 """Rows of the published embedding; the tokenizer has 151,669 ids."""
 MAX_POSITIONS = 262_144

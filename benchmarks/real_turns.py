@@ -77,7 +77,8 @@ def demonstration(
 def demonstration_of(
     renderer: Renderer, name: str, num_tokens: int, *, size: tuple[int, int] = SCREEN, advantage: float = 1.0
 ) -> Trajectory:
-    """As many turns as fit into `num_tokens`, with a different picture in each; text fills the rest.
+    """A demonstration with as many turns as fit into `num_tokens`, with a different picture in each; text fills the
+    rest.
 
     Raises:
         ValueError: one turn does not fit.

@@ -16,7 +16,7 @@ from osworld_pipeline.wire.http_pools import PooledTransport
 
 CONCURRENT = (8, 64, 256)
 NUM_REQUESTS = 4
-"""Of each caller, one after the other."""
+"""Sequential requests of each caller."""
 LATENCY_S = 0.5
 RATIO_BAR = 5.0
 """How many times as much the single pool takes at the largest number."""
@@ -52,7 +52,7 @@ def run_requests(console: Console, *, rounds: int) -> list[dict[str, Any]]:
 
 
 async def _cpu_ms(transport: httpx.AsyncBaseTransport, concurrent: int) -> float:
-    """For one request, with the server's share, which is the same for both."""
+    """CPU time of one request, with the server's share, which is the same for both."""
     async with _serving() as url, httpx.AsyncClient(transport=transport, trust_env=False, timeout=120) as http:
 
         async def call() -> None:

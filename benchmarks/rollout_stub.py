@@ -163,7 +163,7 @@ def stub_settings(num_turns: int) -> EpisodeSettings:
 
 
 def stub_renderer(folder: Path) -> Renderer:
-    """Of a tiny model, whose files are written to `folder`."""
+    """The renderer of a tiny model, whose files are written to `folder`."""
     from osworld_pipeline.agent.processor import load_processor
     from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 

@@ -37,7 +37,7 @@ class Provisioning:
     """Start time, with an existing image."""
     reset_s: Spread
     image_mb: float
-    """On disk, once for all replicas."""
+    """Size on disk, once for all replicas."""
     own_disk_mb: float
     """Additional disk of each replica."""
 
@@ -48,7 +48,7 @@ class Level:
 
     num_replicas: int
     ready_s: float
-    """From starting the server until all are warm."""
+    """Time from starting the server until all are warm."""
     memory_mb: Spread
     """PSS of each with its windows."""
     idle_cores: float
@@ -169,7 +169,7 @@ class TreeCpu:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._ticks: dict[tuple[int, str], int] = {}
-        """By process id and start time, because ids are reused."""
+        """CPU ticks by process id and start time, because ids are reused."""
 
     def look(self) -> float:
         """User and system seconds so far, including ended processes."""

@@ -64,9 +64,9 @@ class Failures:
 class Report:
     num_episodes: int = 0
     lease_wait_s: list[float] = field(default_factory=list)
-    """From requesting a desktop to its lease, refusals and other hosts included."""
+    """Time from requesting a desktop to its lease, refusals and other hosts included."""
     recovery_s: list[float] = field(default_factory=list)
-    """From a fault during an episode to the next desktop for it."""
+    """Time from a fault during an episode to the next desktop for it."""
     faults: Counter[str] = field(default_factory=Counter)
     """Lost episodes by cause, and refusals."""
     episodes_by_client: Counter[str] = field(default_factory=Counter)

@@ -86,7 +86,7 @@ class SlowWindow:
         self.after(delay_s, self.content)
 
     def busy(self, delay_s: float) -> None:
-        """Like `frame`, but computing during the pause."""
+        """Does the same as `frame`, but computes during the pause."""
         self.fill(0, 0, self.width, self.height // 4)
         self.display.flush()
         until = time.monotonic() + delay_s
@@ -101,7 +101,7 @@ class SlowWindow:
             self.after(delay_s * (piece + 1) / NUM_PIECES, lambda top=piece * step: self.fill(0, top, self.width, step))
 
     def mark(self, delay_s: float) -> None:
-        """Only a small mark, after the delay."""
+        """Draws only a small mark, after the delay."""
         self.after(delay_s, lambda: self.fill(self.random.randrange(self.width - 8), 64, 8, 8))
 
     def content(self) -> None:

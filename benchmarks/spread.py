@@ -46,7 +46,7 @@ class Spread:
         return f"{self.median:.{digits}f} [{self.quantile(0.25):.{digits}f}..{self.quantile(0.75):.{digits}f}]"
 
     def fields(self) -> dict[str, float | int]:
-        """For a JSON file."""
+        """The fields in a JSON file."""
         names = {"min": 0.0, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "max": 1.0}
         return {"n": len(self.values), **{name: round(self.quantile(share), 4) for name, share in names.items()}}
 

@@ -66,7 +66,7 @@ class Run:
 
 
 Server = Callable[[int], AbstractContextManager[tuple[str, int]]]
-"""For a number of episodes: a running server's address and process id."""
+"""Starts a server for a number of episodes; gives its address and process id."""
 
 
 @contextmanager

@@ -186,7 +186,7 @@ def _sampled_now(trainer: GspoTrainer, work: Work, update: int) -> tuple[Traject
 
 
 def time_bare(work: Work, num_updates: int) -> list[float]:
-    """Only the passes with gradients and the optimiser steps; batches are built beforehand."""
+    """Times only the passes with gradients and the optimiser steps; batches are built beforehand."""
     model, processor = _load(work), load_processor(work.folder)
     optimizer = torch.optim.AdamW((param for param in model.parameters() if param.requires_grad), fused=True)
     half = NUM_EPISODES // 2

@@ -17,7 +17,7 @@ from benchmarks.spread import Spread, print_table, verdict
 NUM_DESKTOPS = 32
 WINDOW_S = 10.0
 GOAL = 0.25
-"""Of one core, for 32 desktops at two frames a second."""
+"""Share of one core, for 32 desktops at two frames a second."""
 MOVING = {"type": "launch", "parameters": {"command": [
     "xterm", "-geometry", "100x40+300+200", "-e", "bash", "-c", "while sleep 0.3; do date +%N; done"
 ]}}  # fmt: skip

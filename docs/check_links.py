@@ -21,11 +21,11 @@ COMMENT = re.compile(r"<!--\s*(.*?)\s*-->", re.DOTALL)
 @dataclass(frozen=True)
 class Link:
     line: int
-    """From 1."""
+    """Line number, from 1."""
     target: str
     is_picture: bool
     alt: str = ""
-    """Of a picture."""
+    """Alternative text of a picture."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ TURNS = (
     Turn(r"lest|aught|ought|upon|shall", "plain modern words"),
 )
 ALLOWED: dict[str, tuple[str, ...]] = {"env_server/providers/base_image.py": ("nobody:x:65534",)}
-"""By file: excerpts of lines that may contain a turn."""
+"""Excerpts of lines that may contain a turn, by file."""
 _ANY = re.compile(r"\b(?:" + "|".join(f"({turn.pattern})" for turn in TURNS) + r")\b", re.IGNORECASE)
 _REPLACED = re.compile(r"\{[^{}]*\}")
 
@@ -48,7 +48,7 @@ _REPLACED = re.compile(r"\{[^{}]*\}")
 class Finding:
     path: str
     line: int
-    """From 1."""
+    """Line number, from 1."""
     text: str
     instead: str
 

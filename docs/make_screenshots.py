@@ -39,7 +39,7 @@ WHERE e.is_success AND e.purpose = 'evaluate' AND e.checkpoint_id LIKE 'gspo_pha
 ORDER BY e.num_steps DESC, episode_id, s.step_index LIMIT 1
 """
 GRAPH = "asset-groups/"
-"""Of Dagster's UI: all assets as a graph."""
+"""Page of Dagster's UI with all assets as a graph."""
 LAUNCHPAD = "locations/osworld_pipeline/jobs/train/playground"
 RUN = """resources:
   recipe:
@@ -52,7 +52,7 @@ RUN = """resources:
 """The configuration in the picture of the launchpad, with a wrong type."""
 RECORDED_S = 20.0
 FRAMES_PER_S = 2.0
-"""As the page has them."""
+"""The frame rate of the page."""
 RECORDING_WIDTH = 820
 MAX_RECORDING_BYTES = 1_000_000
 

@@ -64,7 +64,7 @@ def _toml(value: Any) -> str:
 
 
 def _items(values: tuple[Any, ...]) -> Iterator[str]:
-    """On a line each, if there are several."""
+    """The texts of the values, on a line each if there are several."""
     texts = [_toml(value) for value in values]
     if len(texts) < 2:
         yield from texts

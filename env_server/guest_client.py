@@ -22,7 +22,8 @@ DEFAULT_TIMEOUT_S = 30.0
 WINDOW_TIMEOUT_S = 60.0
 """The guest itself waits for a window, in an emulated machine for most of this time."""
 _NO_CERTIFICATES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""For connections without TLS: httpx would load every certificate of the machine for each client, in 50 ms or more."""
+"""The context of connections without TLS: httpx would load every certificate of the machine for each client, in 50 ms
+or more."""
 TRANSFER_MARGIN_S = 10.0
 """Time for a command's answer beyond the command's own limit."""
 TAMPERED: Mapping[int, str] = {
@@ -45,7 +46,7 @@ MAX_BYTES_OF: Mapping[str, int] = {
     "/setup/execute": 100 * _MIB,
     "/wallpaper": 260 * _MIB,
 }
-"""For longer answers: above the limits of our own guest agent, and of a command's 16 MiB encoded as JSON."""
+"""Limits of longer answers: above the limits of our own guest agent, and of a command's 16 MiB encoded as JSON."""
 
 
 MAX_FRAME_BYTES = 4 * _MIB

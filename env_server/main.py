@@ -121,7 +121,7 @@ def _raise_file_limit() -> None:
 
 
 def _die_with_parent(parent_pid: int) -> None:
-    """By SIGTERM, so that a killed run leaves no desktops."""
+    """Sends this process SIGTERM when its parent ends, so that a killed run leaves no desktops."""
     try:
         has_parent = dies_with_parent(signal.SIGTERM, parent_pid=parent_pid)
     except OSError as error:

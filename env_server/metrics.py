@@ -62,7 +62,7 @@ class Metrics:
         }
 
     def watch(self, episodes: EpisodeTable) -> None:
-        """From now on the state of this table and of its pool is also exported."""
+        """Starts to export the state of this table and of its pool."""
         self.registry.register(_State(episodes))
 
     def ended(self, end: EpisodeEnd) -> None:
@@ -82,7 +82,7 @@ class Metrics:
         self._bytes.inc(passed.num_bytes)
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 

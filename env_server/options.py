@@ -18,7 +18,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Only options that are given are in the parsed arguments, so that a default does not hide a file's value."""
+    """The parsed arguments contain only options that are given, so that a default does not hide a file's value."""
     parser.set_defaults(config=None, log_level="info")
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML with the settings; options override it")
     parser.add_argument("--log-level", choices=LOG_LEVELS)

@@ -42,7 +42,7 @@ class WorkersState:
 
     pid: int
     start_ticks: int
-    """Since boot: a later process with the same id has another value."""
+    """Start time since boot: a later process with the same id has another value."""
     boot_id: str
     ports: tuple[int, ...]
     host: str
@@ -293,7 +293,7 @@ def _is_alive(state: WorkersState) -> bool:
 
 
 def _start_ticks(pid: int) -> int | None:
-    """When the process started, in ticks since boot; None if it is gone or a zombie."""
+    """The start time of the process, in ticks since boot; None if it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

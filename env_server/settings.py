@@ -76,7 +76,7 @@ class Settings(Table):
     provider: str = "local"
     """Kind of desktop."""
     grader: Annotated[Literal["own", "osworld"], Option()] = "own"
-    """Which metrics score an episode; `osworld` needs desktop-env in a separate environment, see [desktop_env]."""
+    """The metrics that score an episode; `osworld` needs desktop-env in a separate environment, see [desktop_env]."""
     allow_unsandboxed_graders: Annotated[bool, Option()] = False
     """If namespaces are unavailable, run OSWorld's graders with the server's permissions and network."""
     num_replicas: Annotated[int, Option("--replicas"), Field(ge=1)] = 1
@@ -86,9 +86,9 @@ class Settings(Table):
     port: Annotated[int, Option(), Field(ge=0, le=65535)] = 8100
     """0 selects a free port."""
     screen_width: Annotated[int, Field(ge=64)] = 1920
-    """Of every desktop, in pixels. A client that asks for another size is refused."""
+    """Width of every desktop's screen, in pixels. A client that asks for another size is refused."""
     screen_height: Annotated[int, Field(ge=64)] = 1080
-    """Of every desktop, in pixels."""
+    """Height of every desktop's screen, in pixels."""
     state_dir: Annotated[Path, Option()] = Path("var/desktops")
     """Images, downloads and running replicas; some GB."""
     ready_file: Annotated[Path | None, Option(), Field(examples=["ready.json"])] = None
@@ -100,7 +100,7 @@ class Settings(Table):
     idle_ttl_s: Annotated[float, Option(), Field(gt=0)] = 900.0
     """An episode without calls for this time is closed; one with a call in progress never is."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """For the first warm replica; the very first start may build the image."""
+    """Limit until the first replica is warm; the very first start may build the image."""
     drain_episodes_s: Annotated[float, Option(), Field(ge=0)] = 0.0
     """How long live episodes may go on after SIGTERM, while new ones are refused. A second SIGTERM ends at once."""
     drain_timeout_s: Annotated[float, Option(), Field(ge=0)] = 30.0

@@ -26,7 +26,7 @@ class Option:
     flag: str = ""
     """Empty for the field's name."""
     metavar: str = ""
-    """Of the value in the help; empty for the field's name."""
+    """Name of the value in the help; empty for the field's name."""
     parse: Callable[[str], Any] | None = None
     choices: Callable[[], Iterable[str]] | None = None
 
@@ -52,7 +52,7 @@ def meaning(field: FieldInfo) -> str:
 
 
 def choices_of(field: FieldInfo) -> tuple[str, ...]:
-    """Of a Literal, or of the option; else empty."""
+    """The choices of a Literal, or of the option; else empty."""
     chosen = next((one.choices for one in field.metadata if isinstance(one, Option) and one.choices), None)
     kind = _value_type(field)
     return tuple(chosen()) if chosen else get_args(kind) if get_origin(kind) is Literal else ()

@@ -127,7 +127,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _is_of_this_user(peer: tuple[str, int], writer: asyncio.StreamWriter) -> bool:
-    """By the kernel's table of connections; a guest runs every command it gets, so other users must not reach it."""
+    """Decides by the kernel's table of connections; a guest runs every command it gets, so other users must not reach
+    it."""
     local = writer.get_extra_info("sockname")
     wanted = (f":{peer[1]:04X}", f":{local[1]:04X}")
     for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:

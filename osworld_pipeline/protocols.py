@@ -66,7 +66,7 @@ class GenerateRequest:
     turns: tuple[ChatTurn, ...] = ()
     """The same prompt as a conversation; only for a chat engine."""
     episode_id: str = ""
-    """In `append` mode each request of an episode extends the previous one, so an engine may cache its state by this
+    """Each request of an episode extends the previous one in `append` mode, so an engine may cache its state by this
     id. Empty: no cache."""
 
 

@@ -46,7 +46,7 @@ with `resources` alone; `osworld-pipeline init` writes one with examples. `{env:
 read from the environment of Dagster when a run starts, so the file can be the same on every machine. A run that names
 a resource replaces all values of that one."""
 OWN_LAUNCHERS: tuple[tuple[str, type[BaseModel]], ...] = (("local", LocalLauncher), ("ray", RayLauncher))
-"""Without those of other installed distributions."""
+"""The launchers of this distribution, without those of other installed ones."""
 RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (
     *TYPES.items(),
     ("start", StartResource),

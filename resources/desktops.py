@@ -46,8 +46,8 @@ class DesktopsOnRay(dg.Config):
     )
 
     def of(self, recipe: Recipe, viewer_url: str = "") -> RayDesktops:
-        """For one program. The last server may have fewer desktops than the others. `viewer_url`: where their pages
-        link to stored episodes."""
+        """The desktops of one program. The last server may have fewer desktops than the others. `viewer_url`: where
+        their pages link to stored episodes."""
         desktop, per_server = recipe.desktop, self.desktops_per_server
         whole, rest = divmod(desktop.num_replicas, per_server)
         return RayDesktops(

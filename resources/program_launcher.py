@@ -33,7 +33,8 @@ class ProgramLauncher(dg.Config):
         num_processes: int = 1,
         placement: Placement = Placement.RANK,
     ) -> dict[str, Any]:
-        """As Launcher.launch. `job` is sent as JSON; `placement`: what the program computes in its own process."""
+        """Does the same as Launcher.launch. `job` is sent as JSON; `placement`: what the program computes in its own
+        process."""
 
 
 def further_launchers() -> dict[str, type[ProgramLauncher]]:

@@ -13,7 +13,7 @@ MIN_COUNTED_BYTES = 32 * 2**20
 """Smaller inputs get no progress lines."""
 OnProgress = Callable[[Progress], None]
 _watchers: dict[str, OnProgress] = {}
-"""By the id of a Dagster run."""
+"""Watchers by the id of a Dagster run."""
 
 
 @contextmanager

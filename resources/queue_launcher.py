@@ -44,7 +44,7 @@ class Request:
     """A program that is about to be submitted."""
 
     name: str
-    """Of its job and its mailbox."""
+    """Name of its job and its mailbox."""
     program: str
     placement: Placement
     num_processes: int

@@ -15,7 +15,7 @@ from resources.tracking import TrackingResource
 
 CHAMPION = "champion"
 TRAINED_STAGES = tuple(map(str, (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)))
-"""In the order in which they train."""
+"""The stages in the order in which they train."""
 
 
 class StartResource(dg.ConfigurableResource):

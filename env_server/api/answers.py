@@ -93,7 +93,7 @@ def to_json(fields: Mapping[str, Any]) -> bytes:
 
 
 async def screenshot_answer(screenshot: bytes, make_fields: Callable[[str], Mapping[str, Any]]) -> Response:
-    """For APIs with their own field names: `make_fields` gets the screenshot in base64."""
+    """An answer of an API with its own field names: `make_fields` gets the screenshot in base64."""
 
     def write() -> bytes:
         return to_json(make_fields(base64.b64encode(screenshot).decode("ascii")))
@@ -103,7 +103,7 @@ async def screenshot_answer(screenshot: bytes, make_fields: Callable[[str], Mapp
 
 
 def json_answer(message: Message | Mapping[str, Any], *, status: int = 200) -> Response:
-    """For answers without a screenshot."""
+    """An answer without a screenshot."""
     body = message.model_dump_json() if isinstance(message, Message) else to_json(message)
     return Response(body, status_code=status, media_type="application/json")
 

@@ -66,7 +66,8 @@ class ArealStep(Message):
     """`pyautogui.f(...)` calls with literal arguments, or WAIT, DONE, FAIL."""
     pause: float = Field(default=0.0, ge=0.0, le=60.0)
     step: int | None = Field(default=None, ge=1)
-    """Not in AReaL's protocol: the number of this step, counted from 1; a step with a number may be sent again."""
+    """An extension of AReaL's protocol: the number of this step, counted from 1; a step with a number may be sent
+    again."""
 
 
 class ArealObservation(Message):

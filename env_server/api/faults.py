@@ -69,7 +69,8 @@ def add_fault_answers(
 
 _TOLD: dict[str, Any] = {"model": ErrorMessage}
 _TOLD_TOO: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorMessage"}}}}
-"""By name: a model for each status of each route would take most of the application's start-up time."""
+"""The model is referred to by its name: a model for each status of each route would take most of the application's
+start-up time."""
 ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
     status: {"description": description, **(_TOLD if status == 500 else _TOLD_TOO)}
     for status, description in {
@@ -88,4 +89,4 @@ ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
         503: "No desktop became free in time, or the server is draining; Retry-After says when to retry.",
     }.items()
 }
-"""For the documentation of routes."""
+"""The error answers in the documentation of routes."""

@@ -14,12 +14,12 @@ from osworld_pipeline.wire.live_screens import STREAM_S, screen_record
 
 FRAMES_PER_S = 2.0
 CLOSE_UP_WIDTH = 960
-"""From this width a frame is of one enlarged desktop."""
+"""A frame of this width or more shows one enlarged desktop."""
 CLOSE_UP_FRAMES_PER_S = 5.0
 MAX_STREAMS = 16
 LOOK_INTERVAL_S = 1.0
 RETRY_S = 0.5
-"""Until a desktop without frames, for example during a reset, is asked again."""
+"""Time until a desktop without frames, for example during a reset, is asked again."""
 
 
 class LiveScreens:
@@ -99,7 +99,7 @@ class _Camera:
         return screen_record(self._replica.replica_id, self._picture)
 
     async def _run(self) -> None:
-        """Until it is stopped, or its guest has no frames."""
+        """Runs until it is stopped, or until its guest has no frames."""
         while True:
             try:
                 await self._follow()

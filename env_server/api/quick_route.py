@@ -17,7 +17,8 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 class QuickRoute(APIRoute):
-    """For endpoints whose only parameters are path parameters (as text), `message` (the JSON body) and `request`."""
+    """A route for endpoints whose only parameters are path parameters (as text), `message` (the JSON body) and
+    `request`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint = self.endpoint

@@ -195,7 +195,8 @@ async def _nothing() -> None:
 
 
 def format_of(image: bytes) -> str:
-    """By content: a foreign guest returns PNG for every requested format. ReplicaError if it is not an image."""
+    """The format by content: a foreign guest returns PNG for every requested format. ReplicaError if it is not an
+    image."""
     if image.startswith(b"\xff\xd8"):
         return "jpeg"
     if image[:4] == b"RIFF" and image[8:12] == b"WEBP":

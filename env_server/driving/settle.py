@@ -14,7 +14,7 @@ from osworld_pipeline.errors import ReplicaError
 
 POLL_INTERVAL_S = 0.1
 LOOK_INTERVAL_S = 0.25
-"""Between screenshots after an action; they are expensive for the guests that need them."""
+"""Time between screenshots after an action; they are expensive for the guests that need them."""
 SETTLE_LIMIT_S = 3.0
 WINDOW_LIMIT_S = 5.0
 WINDOW_CALM_S = 0.3
@@ -42,8 +42,8 @@ async def wait_until_calm(guest: GuestClient, *, before: bytes | None = None) ->
 
 
 async def settle_by_looks(screenshot: Callable[[], Awaitable[bytes]], *, limit_s: float) -> None:
-    """After an action, for a guest that cannot wait by itself: the same decision on screenshots from outside. A change
-    before the first screenshot is not seen, and then the wait is longer."""
+    """Waits after an action of a guest that cannot wait by itself: the same decision on screenshots from outside. A
+    change before the first screenshot is not seen, and then the wait is longer."""
     start = time.monotonic()
     stillness: Stillness | None = None
     while True:

@@ -217,7 +217,7 @@ class Episode:
             return self.reward
 
     async def own_reward(self) -> float:
-        """As evaluate, for clients that train on every reward.
+        """Does the same as evaluate, for clients that train on every reward.
 
         Raises:
             TouchedError: a person sent input, so the reward is not the policy's own.
@@ -291,7 +291,7 @@ class Episode:
 
     @asynccontextmanager
     async def _live(self) -> AsyncIterator[None]:
-        """For a holder of the lock: checks that the desktop is available, and records its errors."""
+        """Checks that the desktop is available, and records its errors. The caller holds the lock."""
         self.last_used_at = time.monotonic()
         try:
             if self._lease.is_over:

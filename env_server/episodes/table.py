@@ -50,9 +50,9 @@ class EpisodeEnd:
     reward: float | None
     """None if it was not evaluated."""
     num_person_inputs: int = 0
-    """Above 0 it is touched."""
+    """Inputs that a person sent: above 0 the episode is touched."""
     record_id: str = ""
-    """As in Episode."""
+    """The same as in Episode."""
 
 
 @dataclass(frozen=True, kw_only=True)

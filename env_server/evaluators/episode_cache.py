@@ -13,11 +13,11 @@ from osworld_pipeline.task_schema.context import ResultFile
 log = logging.getLogger("env_server")
 
 SMALL_BYTES = 4 << 20
-"""Of all files of one check together; every check may hold this much at any time."""
+"""Size of all files of one check together; every check may hold this much at any time."""
 MAX_FILE_BYTES = 32 << 20
-"""Of one graded file."""
+"""Limit of one graded file."""
 MAX_CHECK_BYTES = 64 << 20
-"""Of all files of one check together."""
+"""Limit of all files of one check together."""
 NUM_LARGE_CHECKS = 8
 """Checks of one server that may hold more than SMALL_BYTES at a time."""
 

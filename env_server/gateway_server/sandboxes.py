@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 30.0
 MAX_KEPT_ANSWERS = 64
-"""Per sandbox; its client's calls are sequential."""
+"""Limit of each sandbox; its client's calls are sequential."""
 MAX_KEPT_STARTS = 4096
 
 Connect = Callable[[GuestClient], httpx.AsyncClient]

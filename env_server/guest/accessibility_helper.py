@@ -17,7 +17,7 @@ from .programs import start_program
 ANSWER_LIMIT_S = 55.0
 WATCH_INTERVAL_S = 0.25
 END_LIMIT_S = 1.0
-"""From the end of its output to its exit."""
+"""Time from the end of its output to its exit."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 

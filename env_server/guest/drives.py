@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 DRIVES = ".wine/dosdevices"
-"""Below the home folder: a link for each drive, as Wine creates them."""
+"""A folder in the home folder, with a link for each drive, as Wine creates them."""
 _WINDOWS_PATH = re.compile(r"([A-Za-z]):[\\/](.*)", re.DOTALL)
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 MAX_BYTES = 512 * 1024 * 1024
 TIMEOUT_S = 60.0
-"""For the connection and for every piece; the host limits the total time."""
+"""Limit of the connection and of every piece; the host limits the total time."""
 _PIECE_BYTES = 1024 * 1024
 
 

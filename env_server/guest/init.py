@@ -104,7 +104,7 @@ def make_root(image: Path, *, memory_bytes: int) -> None:
 
 
 def _take_away_owner_writes(root: Path) -> None:
-    """To the kernel the user and root are the same owner here, so root's files are made unwritable to their owner; root
+    """The user and root are the same owner to the kernel here, so root's files are made unwritable to their owner; root
     can still write them through its capabilities."""
     for top in ("etc", "var", "opt", "root", "srv", "mnt", "media"):
         for folder, _, files in os.walk(root / top):

@@ -9,11 +9,11 @@ from pathlib import Path
 from .processes import descendants
 
 STOPPED_LIMIT_S = 2.0
-"""In total, during one request: programs that stop and continue them in turn also disable them."""
+"""Total limit during one request: programs that stop and continue them in turn also disable them."""
 ENDED_LIMIT_S = 5.0
 """Time without an answer after which an ended or replaced bus counts as disabled: a replacement may never answer."""
 SERVICES = (b"dbus-daemon", b"at-spi-bus-laun", b"at-spi2-registr")
-"""As the kernel names them, in 15 characters."""
+"""The names that the kernel uses, cut to 15 characters."""
 _STOPPED = b"Tt"
 
 

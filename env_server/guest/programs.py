@@ -37,7 +37,7 @@ def use_namespace(namespace: int, *, nice: int) -> None:
 def start_program(
     command: str | Sequence[str], *, serves_calls: bool = False, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Like subprocess.Popen, in a new session. `serves_calls`: the program keeps the agent's priority."""
+    """Does the same as subprocess.Popen, in a new session. `serves_calls`: the program keeps the agent's priority."""
     options |= {"start_new_session": True}
     if _namespace is None:
         return subprocess.Popen[bytes](command, **options)

@@ -26,7 +26,7 @@ class RecordingError(Exception):
 
 
 class Recorder:
-    """At most one recording at a time. Methods are safe to call from several threads."""
+    """Makes at most one recording at a time. Methods are safe to call from several threads."""
 
     def __init__(self, *, width: int, height: int, folder: Path, display: str | None = None) -> None:
         """`display` names the X display; None means the one of the environment."""

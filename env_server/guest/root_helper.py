@@ -197,7 +197,7 @@ class RootHelper:
 
 
 def _drop_capabilities() -> None:
-    """For this process and all its children: an inherited capability would outlast the bounding set."""
+    """Drops them for this process and all its children: an inherited capability would outlast the bounding set."""
     header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
     if _libc.capget(header, data):
@@ -236,7 +236,7 @@ class _Request:
         return None if self._num_missing() else _parse(self._data[_LENGTH.size :])
 
     def _num_missing(self) -> int:
-        """In bytes; data after the request must not be read yet."""
+        """The number of missing bytes; data after the request must not be read yet."""
         if len(self._data) < _LENGTH.size:
             return _LENGTH.size - len(self._data)
         length = _LENGTH.unpack_from(self._data)[0]

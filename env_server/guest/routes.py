@@ -274,7 +274,8 @@ class DesktopRoutes:
 
 
 class OsworldRoutes:
-    """Only the routes that OSWorld's own guest has, without our extensions: simulates a foreign desktop."""
+    """A guest with only the routes that OSWorld's own guest has, without our extensions: simulates a foreign
+    desktop."""
 
     def __init__(self, routes: DesktopRoutes) -> None:
         self._routes = routes

@@ -23,7 +23,7 @@ REMOVE_LIMIT_S = 5.0
 _PREFIX = "osworld-desktop-"
 _CONTROLLERS = ("memory", "pids")
 _CPU_CONTROLLERS = ("cpu", "cpuacct")
-"""In version 1; version 2 has only `cpu`. Without these controllers the other limits still apply."""
+"""The controllers of version 1; version 2 has only `cpu`. Without these controllers the other limits still apply."""
 SMALLEST_MAX_CPUS = 0.1
 CPU_PERIOD_US = 100_000
 DEFAULT_CPU_WEIGHTS = {"cpu.weight": 100, "cpu.shares": 1024}
@@ -169,7 +169,7 @@ class Bounds:
 
     @property
     def description(self) -> str:
-        """Which limits are in force, as text."""
+        """The limits that are in force, as text."""
         limits = self._limits
         if not self._bases:
             return f"limits per process only, no control group can be made ({self._why_not})"
@@ -224,7 +224,7 @@ class Bounds:
         return Group(tuple(folders))
 
     def _settings(self) -> dict[Path, dict[str, str]]:
-        """For each hierarchy: file and its value."""
+        """The files of each hierarchy with their values."""
         memory, num_processes = str(self._limits.memory_bytes), str(self._limits.num_processes)
         if self._version == 2:
             each = ({"memory.max": memory, "pids.max": num_processes},)

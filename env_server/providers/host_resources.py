@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 RETRY_INTERVAL_S, SHORT_INTERVAL_S = 1.0, 0.1
 NUM_ATTEMPTS = 60
-"""Per sandbox; one attempt takes up to 15 s."""
+"""Limit of each sandbox; one attempt takes up to 15 s."""
 MAX_UNFINISHED = 8
 """Most sandboxes whose release is unfinished. A machine with more of them starts no further sandboxes."""
 
@@ -30,7 +30,7 @@ class EndLimits:
     """Seconds. Slower steps continue in the background; what is left at the end is named."""
 
     one_s: float = STOP_LIMIT_S
-    """For the processes of one sandbox to end, and again for its control group to be empty, at each attempt."""
+    """Limit until the processes of one sandbox end, and again until its control group is empty, at each attempt."""
     all_s: float = 20.0
     """Time limit for the remaining releases when the provider closes."""
 
@@ -116,7 +116,7 @@ class Releasable(Protocol):
     def what(self) -> str: ...
 
     async def release(self) -> tuple[str, ...]:
-        """Like HostResources.release."""
+        """Does the same as HostResources.release."""
         ...
 
 

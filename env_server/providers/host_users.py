@@ -23,7 +23,7 @@ class HostUsers:
     """The user ids that this machine has for desktops; `open` determines them."""
 
     def __init__(self, uids: Sequence[int]) -> None:
-        """Without ids desktops run as the current user."""
+        """Desktops run as the current user if there are no ids."""
         self._uids = uids
         self._claims: dict[int, socket.socket] = {}
         self._next = random.randrange(len(uids)) if uids else 0

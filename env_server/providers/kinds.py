@@ -34,7 +34,7 @@ class ProviderKind:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Fields with secrets, each with the environment variable that sets it; no other source may."""
     title: str = ""
-    """Of its options in the help; empty: its name."""
+    """Title of its options in the help; empty: its name."""
     has_ports: bool = False
     """Ports of its desktops are reached through a proxy only."""
 

@@ -38,7 +38,7 @@ FILES: Mapping[str, str] = {
 }
 
 OPTIONAL_PACKAGES = ("chromium", "ffmpeg", "socat")
-"""For recordings, and for the browser of OSWorld's tasks; both are optional."""
+"""Packages for recordings, and for the browser of OSWorld's tasks; both are optional."""
 
 VERSIONED_PACKAGES = (
     *sorted({*PROGRAMS.values(), *MODULES.values(), *FILES.values()}),
@@ -109,7 +109,7 @@ def explain_namespaces(complaint: str, *, proc: Path = Path("/proc")) -> Depende
 
 
 def _is_root_without_mounts(status: Path) -> bool:
-    """Of the process with this file in /proc (proc_pid_status(5))."""
+    """`status`: the process's file in /proc (proc_pid_status(5))."""
     found = dict(line.split(":", 1) for line in status.read_text().splitlines())
     is_root = found["Uid"].split()[1] == "0"
     return is_root and not int(found["CapEff"], 16) >> CAP_SYS_ADMIN & 1

@@ -25,8 +25,8 @@ END_LIMIT_S, DYING_LIMIT_S, DYING_INTERVAL_S = 1.0, 20.0, 0.02
 """Time from a lost connection to the end of the desktop, which is long with many processes on a busy machine."""
 PROBE_LIMIT_S = 20.0
 PROGRAM_NICE = 10
-"""Of a desktop's programs, next to the guest agent and the X server in the same control group: programs that take all
-of the group's CPU time do not keep the agent from answering. Other groups are not affected."""
+"""Nice value of a desktop's programs; the guest agent and the X server are in the same control group. Programs that
+take all of the group's CPU time do not keep the agent from answering. Other groups are not affected."""
 _IMAGE_MOUNT = "/mnt"
 _AS_ROOT = (
     'set -e; mount --bind "$1" /mnt; image_uid="$2"; shift 2; '
@@ -108,8 +108,8 @@ class Sandbox:
         return process is not None and process.poll() is None
 
     async def cause_inside(self) -> str | None:
-        """Like LocalDesktop.cause_inside. The connection is lost before the desktop has ended: waits for that up to
-        END_LIMIT_S, and up to DYING_LIMIT_S once its process 1 is exiting, which waits for all others."""
+        """Does the same as LocalDesktop.cause_inside. The connection is lost before the desktop has ended: waits for
+        that up to END_LIMIT_S, and up to DYING_LIMIT_S once its process 1 is exiting, which waits for all others."""
         held = self._held
         began = time.monotonic()
         while self.is_alive() and (passed_s := time.monotonic() - began) < DYING_LIMIT_S:

@@ -21,7 +21,7 @@ class StderrTail:
 
     @property
     def lines(self) -> list[str]:
-        """Without the line that Xvfb writes at each start."""
+        """The text without the line that Xvfb writes at each start."""
         lines = self._tail.decode("utf-8", "replace").strip().splitlines()
         return [line for line in lines if not line.startswith(SHARED_MEMORY_OF_XVFB)]
 

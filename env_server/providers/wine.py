@@ -51,7 +51,7 @@ def wine_version() -> str:
 
 
 def wine_digest() -> str:
-    """Of all inputs of a drive C:. DependencyError as wine_version."""
+    """Digest of all inputs of a drive C:. Raises DependencyError as wine_version."""
     parts = [wine_version(), _MAKE, _ENVIRONMENT, _PASSWD, UPDATES]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 

@@ -101,7 +101,7 @@ class Pool:
         self._refuse_waiting()
 
     def cordon(self, *, is_cordoned: bool) -> None:
-        """As `drain`, but it can be undone."""
+        """Does the same as `drain`, but can be undone."""
         self._is_cordoned = is_cordoned
         if is_cordoned:
             self._refuse_waiting()

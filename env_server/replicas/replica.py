@@ -32,7 +32,7 @@ class Lease:
         self.failure: str | None = None
         """Why the desktop is gone; None while no failure is known."""
         self.taken_at: float | None = None
-        """By time.monotonic; None while it is not leased."""
+        """Value of time.monotonic; None while it is not leased."""
         self._over = asyncio.Event()
 
     @property
@@ -98,7 +98,7 @@ class Replica:
 
     @property
     def state_since(self) -> float:
-        """By time.monotonic."""
+        """Value of time.monotonic."""
         lease = self._lease
         return lease.taken_at if lease is not None and lease.taken_at is not None else self._phase_since
 

@@ -48,7 +48,7 @@ class Base:
 
     folder: Path
     digest: str
-    """As training.checkpoint.weights_digest gives it."""
+    """The digest of training.checkpoint.weights_digest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ def parameter_of(file_name: str, *, adapter: str = ADAPTER) -> str:
 
 
 def _layers(path: Path) -> tuple[str, ...]:
-    """From the header of a safetensors file: its length, then JSON."""
+    """Names in the header of a safetensors file: its length, then JSON."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -170,7 +170,7 @@ def _recorded_base(adapter: Path) -> Path:
 
 
 def _named_base(adapter: Path) -> Path:
-    """In peft's format: a folder, or a model of the hub, which must be in the hub's cache."""
+    """The base that peft's format names: a folder, or a model of the hub, which must be in the hub's cache."""
     config = _read_json(adapter / CONFIG_FILE)
     name = config.get("base_model_name_or_path")
     if not name:

@@ -80,7 +80,7 @@ class WindowContext:
         return self.add_pictures(text, [(image.data, (image.width, image.height))])
 
     def add_pictures(self, text: str, pictures: Sequence[Picture]) -> int | None:
-        """As add_observation, for a recorded turn with any number of images."""
+        """Does the same as add_observation, for a recorded turn with any number of images."""
         assert not self._turns or self._turns[-1].answer is not None, "an observation follows an answer"
         if not self._show_screenshots:
             text, pictures = without_screenshot(text), ()

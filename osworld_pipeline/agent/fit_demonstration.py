@@ -57,7 +57,7 @@ class _FittedImage:
     data: bytes
     size: Size
     stored: Size
-    """Before resizing: the image that recorded points refer to."""
+    """Size before resizing: the image that recorded points refer to."""
 
 
 def _fit(data: bytes, max_pixels: int) -> _FittedImage:

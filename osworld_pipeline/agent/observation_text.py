@@ -73,7 +73,7 @@ def result_part(text: str) -> str:
 
 
 def cut_text(text: str, max_length: int) -> str:
-    """At most `max_length` characters of the text, with a mark where it was cut."""
+    """The first characters of the text, at most `max_length`, with a mark where it was cut."""
     return text if len(text) <= max_length else f"{text[:max_length]}\n... (truncated)"
 
 

@@ -65,5 +65,5 @@ def _colour(rng: random.Random, *, dark: bool) -> Colour:
 
 
 def _between(rng: random.Random, low: int, high: int) -> int:
-    """From `low` to below `high`. Only `random()` gives the same numbers in every version of Python."""
+    """A number from `low` to below `high`. Only `random()` gives the same numbers in every version of Python."""
     return low + int(rng.random() * max(1, high - low))

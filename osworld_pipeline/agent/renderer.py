@@ -22,7 +22,7 @@ from osworld_pipeline.domain.pictures import open_picture
 @dataclass(frozen=True, kw_only=True)
 class RenderedConversation:
     token_ids: tuple[int, ...]
-    """With image placeholders expanded."""
+    """Tokens with image placeholders expanded."""
     mask: tuple[int, ...]
     """1 on the assistant's tokens, including the closing <|im_end|>."""
     images: tuple[bytes, ...]

@@ -63,7 +63,7 @@ def recipe_source(name: str, settings: list[str] | None, smoke: bool, **given: o
 
 
 def existing_state(path: Path) -> "StateDir":
-    """For commands that read an existing state. Raises StoreError if there is no such folder."""
+    """The state of a command that reads an existing one. Raises StoreError if there is no such folder."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.errors import StoreError
 
@@ -77,8 +77,8 @@ def existing_state(path: Path) -> "StateDir":
 
 
 def writable_state(path: Path, *, must_exist: bool = True) -> "StateDir":
-    """For commands that write to a state themselves. Raises StoreError if there is no such folder, or if its file
-    system cannot store a state."""
+    """The state of a command that writes to it. Raises StoreError if there is no such folder, or if its file system
+    cannot store a state."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.file_system import need_file_system
 
@@ -89,8 +89,8 @@ def writable_state(path: Path, *, must_exist: bool = True) -> "StateDir":
 
 
 def fresh_state(path: Path, state_remote: str, *, must_exist: bool = True, as_json: bool = False) -> "StateDir":
-    """Like existing_state, but a cache of an object store is first updated, or created if the folder is new.
-    `must_exist`: False for commands that write a state, and may create it.
+    """Does the same as existing_state, but a cache of an object store is first updated, or created if the folder is
+    new. `must_exist`: False for commands that write a state, and may create it.
 
     Raises:
         StoreError: there is no state folder, or it cannot be written.

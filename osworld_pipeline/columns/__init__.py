@@ -65,9 +65,9 @@ __all__ = [
 ]  # fmt: skip
 
 SCHEMA_VERSION = 11
-"""In the key-value metadata of every Parquet file we write; increased when a column is added or widened. Columns are
-not renamed, removed or narrowed, with one exception: version 10 moved the token lists from episodes to sequences
-(OLDEST_READ). A file of an older version reads with NULL for missing columns. A file of a newer version reads
+"""Version in the key-value metadata of every Parquet file we write; increased when a column is added or widened.
+Columns are not renamed, removed or narrowed, with one exception: version 10 moved the token lists from episodes to
+sequences (OLDEST_READ). A file of an older version reads with NULL for missing columns. A file of a newer version reads
 without unknown columns and is not compacted."""
 SCHEMA_KEY = b"osworld_schema_version"
 OLDEST_READ = 10
@@ -95,7 +95,7 @@ BOOKKEEPING = pa.schema(
         column("part_digest", TEXT, "Not used; NULL."),
     ]
 )
-"""In the files, after a table's own columns; views do not show them."""
+"""Columns in the files, after a table's own columns; views do not show them."""
 
 OWNED_TABLES: Mapping[str, pa.Schema] = {
     "union_tasks": UNION_TASKS,

@@ -21,7 +21,7 @@ _INTEGERS = {8: pa.int8(), 32: pa.int32(), 64: INT64}
 
 
 def columns_of(record: type) -> list[pa.Field]:
-    """In the order of the fields."""
+    """The columns in the order of the fields."""
     return [one.field for one in _flat_columns(record)]
 
 

@@ -28,7 +28,7 @@ HUB_SOURCES = {source.name: source for source in (*REPLAY_SOURCES, *TASK_SOURCES
 STAGING = ".fetch"
 """Folder of partial downloads, from which an interrupted one resumes; removed when the file is in place."""
 TIMEOUT_S = 30.0
-"""For one response of the hub."""
+"""Limit of one response of the hub."""
 LOCK_TIMEOUT_S = 10.0
 _REQUEST = re.compile(
     r"(?P<source>\w+)=(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^:\s]+))?(?::(?P<file>\S+))?", re.ASCII

@@ -55,7 +55,7 @@ class RawRecord:
     task_id: str
     base_id: str
     messages: tuple[Mapping[str, Any], ...]
-    """As in the file: content is a string or a list."""
+    """The messages of the file: content is a string or a list."""
     images: tuple[str, ...]
     """Base64, data URIs or paths relative to the source, in the order of the placeholders."""
     reward: float | None
@@ -72,7 +72,7 @@ class RawTask:
     """None if the source has none; keys in the order of the source."""
     domain: str = ""
     instruction: str = ""
-    """If the source has it outside the config."""
+    """The instruction, if the source has it outside the config."""
 
 
 def read_demonstrations(state: StateDir, source: Source) -> Iterator[RawRecord | Reject]:

@@ -26,7 +26,8 @@ def read_json(text: bytes | str) -> Any:
 
 
 def read_exactly(text: bytes | str) -> Any:
-    """Like read_json, but integers of any size are exact; slower. Raises BadRecord, also for deep nesting."""
+    """Does the same as read_json, but integers of any size are exact; slower. Raises BadRecord, also for deep
+    nesting."""
     value = _read_leniently(text, None)
     if _is_deeper(value, MAX_NESTING):
         raise BadRecord(f"it is nested deeper than {MAX_NESTING} levels")

@@ -17,7 +17,7 @@ class Reject:
     source: str
     path: str
     line_no: int
-    """From 1; 0 for a whole file."""
+    """Line number, from 1; 0 for a whole file."""
     reason: str
     kind: str = "malformed"
     """A RejectKind; an import may use others."""

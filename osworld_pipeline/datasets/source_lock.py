@@ -21,7 +21,7 @@ class SourceLock:
     """A name of sources.py."""
     repo_id: str
     filename: str
-    """In the repository."""
+    """Path in the repository."""
     revision: str
     """The commit it was resolved to, 40 hexadecimal digits."""
     requested: str
@@ -29,7 +29,7 @@ class SourceLock:
     sha256: str
     num_bytes: int
     licence: str = ""
-    """As in the dataset's card; empty if the card has none."""
+    """The licence in the dataset's card; empty if the card has none."""
 
 
 _LOCKS = TypeAdapter(dict[str, SourceLock])

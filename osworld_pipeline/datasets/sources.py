@@ -17,7 +17,7 @@ class Source:
     kind: SourceKind
     description: str
     quality_rank: int = -1
-    """Of two equal demonstrations the one with the higher rank is kept."""
+    """The demonstration with the higher rank is kept if two are equal."""
     has_config: bool = False
 
     def locate(self, state: StateDir) -> Path:

@@ -28,7 +28,7 @@ _PLACES = {
 """The key of an action's optional place."""
 MAX_SCROLL = 1_000
 MAX_ACTIONS = 32
-"""In a sequence."""
+"""Limit of the actions in a sequence."""
 WAIT_S = 2.0
 """Duration of a wait among other actions without a duration of its own."""
 

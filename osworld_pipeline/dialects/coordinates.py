@@ -24,7 +24,7 @@ def limit_of(space: CoordinateSpace) -> int:
 
 
 def round_coordinate(value: float, space: CoordinateSpace) -> int | float:
-    """In the model's format: an integer, except for `unit`."""
+    """The value in the model's format: an integer, except for `unit`."""
     return round(float(value), UNIT_DIGITS) if space == "unit" else round(value)
 
 

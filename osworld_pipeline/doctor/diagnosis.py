@@ -22,7 +22,7 @@ class Diagnosis:
     """The requested role."""
     findings: Mapping[str, Finding]
     lacks: Mapping[str, Sequence[str]]
-    """By role, the failed checks that prevent it, for every checked role."""
+    """The failed checks that prevent each checked role, by role."""
     seconds: float
 
     @property

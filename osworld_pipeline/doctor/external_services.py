@@ -79,7 +79,7 @@ def check_home(name: str, place: Place, *, folder: Path | None = None) -> Findin
 
 
 def _home_of_commands(place: Place, folder: Path) -> Path:
-    """As `cli/in_process/instance.py` has it."""
+    """The folder that `cli/in_process/instance.py` uses."""
     return folder if place.state.root == (folder / DEFAULT_STATE).resolve() else place.state.root / "dagster"
 
 

@@ -63,7 +63,7 @@ def requirements_of(extra: str) -> list[Requirement]:
 
 
 def read_pins() -> dict[str, str]:
-    """By distribution, the version in constraints.txt; empty outside a checkout."""
+    """The versions in constraints.txt, by distribution; empty outside a checkout."""
     root = checkout()
     if root is None or not (root / "constraints.txt").is_file():
         return {}

@@ -12,7 +12,7 @@ from osworld_pipeline.domain.stored import UTC, Stored
 class Stage(StrEnum):
     BASE = "base"
     EXTERNAL = "external"
-    """Not made by this pipeline: a folder, a model of a hub, or an endpoint without local weights."""
+    """A checkpoint from outside this pipeline: a folder, a model of a hub, or an endpoint without local weights."""
     SFT = "sft"
     FLYWHEEL = "flywheel"
     """A round of the flywheel; each makes a checkpoint."""
@@ -88,7 +88,7 @@ class Ancestor(NamedTuple):
 
     stage_key: str
     num_updates: int | None = None
-    """For a milestone, the number of the stage's updates that made it. None: all of them."""
+    """The number of the stage's updates that made a milestone. None: all of them."""
 
     @classmethod
     def parse(cls, checkpoint_id: str) -> "Ancestor":

@@ -224,7 +224,7 @@ class Episode:
             bits=32,
         ),
     ] = -1
-    """In memory and in the files it starts at 0."""
+    """The number starts at 0 in memory and in the files."""
     group_id: Annotated[str | None, Stored("Its rollout group; NULL outside training.")] = None
     seed: Annotated[int, Stored("Distinguishes attempts at one task under one policy.")] = 0
     attempt: Annotated[int, Stored("0, increased by one for each attempt after a fault.", bits=32)] = 0

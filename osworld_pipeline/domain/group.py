@@ -20,11 +20,11 @@ class GroupFate(StrEnum):
     STALE = "stale"
     """Sampled by weights more than `max_staleness` updates old."""
     HELD = "held"
-    """From a try of an update with too many faults; the update was rolled out again."""
+    """A group of an update that had too many faults; the update was rolled out again."""
     SUPERSEDED = "superseded"
-    """From an update that a resumed stage made again."""
+    """A group of an update that a resumed stage made again."""
     NOT_KEPT = "not_kept"
-    """In a round of the flywheel: no episode reached the threshold."""
+    """No episode reached the threshold, in a round of the flywheel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class RolloutGroup:
     domain: Annotated[str, Stored("Domain of the task; with task_id its identity; NULL before version 10.")] = ""
     stage_key: Annotated[str, Stored("The checkpoint being trained.")]
     update: Annotated[int, Stored("The update that they train, from 1.", bits=32)]
-    """In memory and in the files it starts at 0."""
+    """The number starts at 0 in memory and in the files."""
     episodes: tuple[Episode, ...]
     """All episodes run for it, including faults and resampled ones."""
     replay: ReplayRow | None = None

@@ -28,7 +28,7 @@ class ReplayRow:
     task_id: str
     """The base id."""
     original_task_id: str
-    """With the chunk's number, if it is a chunk."""
+    """The id with the chunk's number, if it is a chunk."""
     source_dataset: str
     """`online` for an episode."""
     reward: float

@@ -11,7 +11,7 @@ from osworld_pipeline.domain.stored import UTC, Stored
 
 class AttemptStatus(StrEnum):
     RUNNING = "running"
-    """Also the status that a killed program leaves."""
+    """A killed program leaves this status, too."""
     FINISHED = "finished"
     STOPPED = "stopped"
     """Ended early: its budget is spent, it received a signal, or there is no data to train on."""

@@ -24,8 +24,8 @@ class Stored:
 
     doc: str
     unit: str = ""
-    """For a float, UTC makes the column a timestamp; the field is in Unix time, and 0 or None is NULL."""
+    """UTC makes the column of a float a timestamp; the field is in Unix time, and 0 or None is NULL."""
     name: str = ""
     """Name of the column; empty: that of the field."""
     bits: int = 64
-    """Of an integer in the file."""
+    """Width of an integer in the file."""

@@ -52,7 +52,7 @@ class TaskChanges:
     not_compared: tuple[str, ...]
     """Tasks without a valid sample on one side or both."""
     comparison: Comparison | None
-    """Over the compared tasks; None if there are none."""
+    """Comparison over the compared tasks; None if there are none."""
 
 
 def compare_tasks(

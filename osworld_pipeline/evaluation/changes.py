@@ -33,7 +33,7 @@ class FamilyChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """From the start of a training to its end."""
+    """The change from the start of a training to its end."""
 
     runs: tuple[tuple[Pair, ...], ...]
     """Start and end of each; runs differ only in seeds, and a run with branches has several ends."""
@@ -57,7 +57,7 @@ class Change:
 
     @property
     def starts(self) -> tuple[str, ...]:
-        """Without repetition."""
+        """The starts without repetition."""
         return tuple(dict.fromkeys(start for run in self.runs for start, _ in run))
 
     @property
@@ -124,8 +124,8 @@ def changes_of(
 def changes_of_stage(
     evals: Sequence[EvalRow], num_updates_of: Mapping[str, int], training: Training, *, confidence: float = 0.95
 ) -> list[tuple[str, Change]]:
-    """For each evaluation key, the changes of the stage's last checkpoint that was evaluated under it. `evals`: all
-    rows; `num_updates_of`: the stage's checkpoints. Pairs that must not be compared are left out."""
+    """The changes of the stage's last evaluated checkpoint under each evaluation key. `evals`: all rows;
+    `num_updates_of`: the stage's checkpoints. Pairs that must not be compared are left out."""
     found = []
     for key in dict.fromkeys(row.evaluation_key for row in evals if row.checkpoint_id in num_updates_of):
         rows = [row for row in evals if row.evaluation_key == key]

@@ -52,7 +52,7 @@ class Comparison:
 
     @property
     def is_worse(self) -> bool:
-        """Like `is_better`, below 0."""
+        """The same as `is_better`, below 0."""
         return self.high < 0.0 and self._is_no_chance
 
     @property

@@ -20,7 +20,7 @@ RULE = (
     f"spread of the start's own evaluations, and if at least {MIN_RUNS} training runs with different seeds agree. "
     f"{ONE_RUN}"
 )
-"""For people, below every table of changes."""
+"""A text below every table of changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Effect:
 
     @property
     def words(self) -> str:
-        """For people; the number of runs is always named."""
+        """A sentence for people; it always names the number of runs."""
         num_runs = len(self.run_differences)
         runs = "one run" if num_runs == 1 else f"{num_runs} runs"
         return f"effect over {runs}: {self.verdict}" if self.is_effect else f"{runs}: {self.verdict}"

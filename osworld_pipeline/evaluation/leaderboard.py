@@ -15,7 +15,7 @@ NUM_RESAMPLES = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Versus:
-    """Against another checkpoint of the same table."""
+    """The comparison with another checkpoint of the same table."""
 
     checkpoint_id: str
     changes: TaskChanges
@@ -24,23 +24,23 @@ class Versus:
 @dataclass(frozen=True, kw_only=True)
 class LeaderboardRow:
     rank: int | None
-    """By lenient success, from 1; equal success shares a rank. None if no episode is valid, if planned episodes are
-    missing (they may be the hard ones), or if desktops or graders were mixed."""
+    """Rank by lenient success, from 1; equal success shares a rank. None if no episode is valid, if planned episodes
+    are missing (they may be the hard ones), or if desktops or graders were mixed."""
     score: CheckpointScore
     parent_id: str | None
     source_dataset: str
     """The import it belongs to; empty for an evaluation of our own."""
     pass_at_1: Estimate
-    """With equal weight of tasks, while `score` has equal weight of episodes."""
+    """Estimate with equal weight of tasks; `score` has equal weight of episodes."""
     pass_at_k: Estimate | None
     """k is the largest number of valid samples of a task; None if that is 1."""
     pass_hat_k: Estimate | None
-    """With the same k."""
+    """Estimate with the same k."""
     cost: Cost
     versus_parent: Versus | None
     """None if the parent is not in this table, or they have no task in common."""
     versus_best: Versus | None
-    """Against the first of rank 1; None for that one itself."""
+    """Comparison with the first of rank 1; None for that one itself."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,7 @@ class EvalRow:
     temperature: float
     error: str | None = None
     stage_key: str = ""
-    """Of the evaluation: checkpoint and settings. Rows with different settings are never scored together."""
+    """Key of the evaluation: checkpoint and settings. Rows with different settings are never scored together."""
     domain: str | None = None
     """None if the task is in no table of tasks."""
     reward: float | None = None
@@ -59,13 +59,13 @@ class EvalRow:
     task_key: str = ""
     """Names the task within its evaluation: the id, with the domain if several domains have a task with that id."""
     wall_s: float | None = None
-    """From before the reset to after the release. Episodes run in parallel: a sum of these is not elapsed time."""
+    """Time from before the reset to after the release. Episodes run in parallel: a sum of these is not elapsed time."""
     reset_s: float | None = None
     model_s: float | None = None
     step_s: float | None = None
     evaluate_s: float | None = None
     parity_num_tokens: int | None = None
-    """Of the parity probe of its engine; None if that was not probed, like the next two."""
+    """Tokens of the parity probe of its engine; None if that was not probed, like the next two."""
     parity_mean_diff: float | None = None
     parity_max_diff: float | None = None
 
@@ -121,7 +121,7 @@ class CheckpointScore:
     num_tasks: int
     """Tasks with an episode, valid or not."""
     desktops: str
-    """As in EvalRow."""
+    """The same as in EvalRow."""
     num_planned: int | None
     """Episodes of the whole evaluation; None if unknown."""
     outcomes: Mapping[str, int]
@@ -131,7 +131,7 @@ class CheckpointScore:
     mean_shaped_reward: float
     mean_turns: float
     parity: Parity | None = None
-    """Of the probes before its episodes; None if no engine was probed."""
+    """Result of the probes before its episodes; None if no engine was probed."""
 
     @property
     def is_mixed(self) -> bool:
@@ -244,8 +244,8 @@ def parity_of(rows: Iterable[EvalRow]) -> Parity | None:
 
 
 def successes_by_task(rows: Iterable[EvalRow], *, strict: bool = False) -> dict[str, list[bool]]:
-    """By task, whether each of its samples succeeded, in the order of the seeds. A fault is not a sample; with `strict`
-    it is an unsolved one."""
+    """Whether each sample of a task succeeded, by task, in the order of the seeds. A fault is not a sample; with
+    `strict` it is an unsolved one."""
     samples: dict[str, list[bool]] = {}
     for row in sorted(rows, key=lambda row: (row.task, row.seed, row.episode_id)):
         if row.is_valid or strict:

@@ -132,7 +132,7 @@ class TrainingRecord:
     start_evals: tuple[EvalRow, ...] = ()
     """Evaluations of the checkpoint that it started from."""
     num_updates_of: Mapping[str, int] = field(default_factory=dict)
-    """By checkpoint of the stage."""
+    """Number of updates by checkpoint of the stage."""
 
     @property
     def recipe(self) -> Mapping[str, Any]:
@@ -205,7 +205,7 @@ def stage_of(stage_key: str) -> str:
 
 
 def recipe_text(recipe: Mapping[str, Any]) -> str:
-    """For people: indented JSON."""
+    """Indented JSON, for people."""
     return json.dumps(recipe, indent=2, ensure_ascii=False, default=str)
 
 

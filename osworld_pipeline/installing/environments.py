@@ -29,7 +29,7 @@ class EnvironmentKind:
     size: str
     pythons: str
     options: tuple[str, ...]
-    """Of `uv pip sync`."""
+    """Options of `uv pip sync`."""
     wants_cpu_torch: bool = False
 
     @property

@@ -25,9 +25,9 @@ from osworld_pipeline.domain.parent import dies_with_parent
 POLL_S = 0.25
 PING_S, PING_LIMIT_S = 10.0, 10.0
 MAX_FAILED_PINGS = 6
-"""In a row; then a server that was up counts as hung and is restarted."""
+"""Limit of failed pings in a row; then a server that was up counts as hung and is restarted."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-"""Before a restart; doubles with each restart within `WINDOW_S`."""
+"""Pause before a restart; doubles with each restart within `WINDOW_S`."""
 MAX_RESTARTS, WINDOW_S = 5, 1800.0
 STOP_S, KILL_S = 15.0, 10.0
 TAIL_BYTES = 4096

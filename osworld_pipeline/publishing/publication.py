@@ -12,7 +12,7 @@ from osworld_pipeline.progress import BYTES, OnProgress, Tally
 
 RepoType = Literal["dataset", "model"]
 RECORD = "publication.json"
-"""In the root of every published repository: its files with their hashes, licences and lineage."""
+"""A file in the root of every published repository: its files with their hashes, licences and lineage."""
 CARD = "README.md"
 UNKNOWN = "unknown"
 """The licence of an import whose licence is not known."""
@@ -78,7 +78,7 @@ class Publication:
 
     @property
     def data_digest(self) -> str:
-        """Over the names and hashes of the files."""
+        """Digest of the names and hashes of the files."""
         lines = "".join(f"{file.path} {file.sha256}\n" for file in sorted(self.files, key=lambda file: file.path))
         return hashlib.sha256(lines.encode()).hexdigest()
 

@@ -16,9 +16,9 @@ class SuiteSection(Section):
     name: Annotated[
         Literal["desktop_basics", "desktop_shortcuts", "windows_basics", "wine_basics"], IN_TINY_TOKENIZER
     ] = "desktop_basics"
-    """Which suite: tasks with the desktop's own programs; the same with shortcuts that imitation learns and
-    reinforcement unlearns (docs/decisions/0026); tasks with Windows programs on Windows desktops; or tasks with Windows
-    programs on local desktops, run by Debian's Wine."""
+    """The suite: tasks with the desktop's own programs; the same with shortcuts that imitation learns and reinforcement
+    unlearns (docs/decisions/0026); tasks with Windows programs on Windows desktops; or tasks with Windows programs on
+    local desktops, run by Debian's Wine."""
     seed: Annotated[int, IN_TINY_TOKENIZER] = 0
     """Seed of the instances: it changes their names and positions."""
     families: Annotated[tuple[str, ...], IN_TINY_TOKENIZER] = ()
@@ -120,9 +120,9 @@ class EngineSection(Section):
     folder is needed, and the trainer's weights are gathered tensor by tensor. `upload`: this program copies a folder
     to each server's machine, where `osworld-pipeline receive-weights` stores it; adapters, too."""
     receiver_port: int = Field(default=30900, ge=1, le=65535)
-    """For `upload`: port of the receiver, at the host name of each server."""
+    """Port of the receiver of `upload`, at the host name of each server."""
     weights_address: str = ""
-    """For `broadcast`: this host's address as the servers reach it; empty: the one on the route to them."""
+    """This host's address for the servers of `broadcast`; empty: the one on the route to them."""
     update_servers: Literal["together", "rolling"] = "together"
     """Whether all sglang servers receive new weights at the same time, or one after the other while the rest
     sample."""
@@ -194,9 +194,9 @@ class RolloutSection(Section):
     max_concurrent_episodes: Annotated[int | None, NOT_LEARNED] = Field(default=None, ge=1)
     """Episodes in flight; None: the number of replicas."""
     signal: Literal["task", "shaped"] = "task"
-    """Which rewards of a group must differ for it to be trained on: raw task rewards (`task`: a group of only failures
-    or only successes is not trained, even if its shaped rewards differ) or shaped ones. In both cases advantages are
-    computed from shaped rewards."""
+    """The rewards of a group that must differ for it to be trained on: raw task rewards (`task`: a group of only
+    failures or only successes is not trained, even if its shaped rewards differ) or shaped ones. In both cases
+    advantages are computed from shaped rewards."""
     zero_variance: Literal["skip", "top_up"] = "skip"
     """Handling of a group without a signal, whose fate is `zero_variance`: drop it, or run another task's group in its
     place (dynamic sampling)."""

@@ -8,7 +8,7 @@ from osworld_pipeline.domain.digest import digest_json
 
 
 class Mark(Enum):
-    """Of a key, in its annotation: `num_replicas: Annotated[int, NOT_LEARNED] = 2`."""
+    """A mark of a key, in its annotation: `num_replicas: Annotated[int, NOT_LEARNED] = 2`."""
 
     NOT_LEARNED = auto()
     """Changes the cost of a run but not its result, so it is in no id. All other keys are in the ids of the stages that

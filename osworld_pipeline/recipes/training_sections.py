@@ -85,7 +85,7 @@ class TrainerSection(Section):
     cpu_offload: Annotated[bool, NOT_LEARNED] = False
     """Whether FSDP2 keeps sharded weights and optimiser state in host memory."""
     context_parallel: Annotated[int, NOT_LEARNED] = Field(default=1, ge=1)
-    """Only 1: image tokens of one sequence cannot be split over ranks."""
+    """Must be 1: image tokens of one sequence cannot be split over ranks."""
     check_memory: bool = True
     """Whether a trainer on a GPU refuses at the start a recipe that cannot fit by its estimate (`osworld-pipeline
     doctor --role trainer --recipe NAME` prints it)."""
@@ -229,7 +229,7 @@ class ReplaySection(Section):
     num_verification_attempts: Annotated[int, NOT_LEARNED] = Field(default=2, ge=1)
     """Re-executions of a demonstration before it is treated as failed; faults do not count."""
     verify: Annotated[Literal["none", "sample", "all"], NOT_LEARNED] = "sample"
-    """Which demonstrations are re-executed: one of every task before a second one of any."""
+    """The demonstrations that are re-executed: one of every task before a second one of any."""
     verification_sample: Annotated[int, NOT_LEARNED] = Field(default=16, ge=1)
     """Number of demonstrations that `sample` re-executes."""
     import_file: Annotated[str | None, NOT_LEARNED] = None

@@ -24,7 +24,7 @@ PENDING = "pending.json"
 FORMAT = 3
 """1 had no packs of images, 2 no collections."""
 READ_SINCE = {1: "0.1.0", 2: "0.1.0", 3: "0.1.0"}
-"""By format, the first version of this program that reads it."""
+"""The first version of this program that reads each format."""
 _PATH = re.compile(r"((trajectories|tables|suites|checkpoints|blobs/packs)(/[A-Za-z0-9_][^/\\\0]*)+|osworld\.duckdb)")
 
 

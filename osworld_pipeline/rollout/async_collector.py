@@ -67,7 +67,7 @@ class AsynchronousCollector:
         self._num_admitted = first_update * groups_per_update
         """Groups started and not dropped, since the stage began."""
         self._num_top_ups = 0
-        """In the update that is being collected."""
+        """Number in the update that is being collected."""
         resumed = resumed or {"open": [], "next_serial": self._num_admitted}
         self._open_serials: list[int] = list(resumed["open"])
         self._next_serial: int = resumed["next_serial"]
@@ -75,7 +75,7 @@ class AsynchronousCollector:
         self._waiting: list[_Ended] = []
         self._dropped: list[_Ended] = []
         self._taken: list[_Ended] = []
-        """In the update that is being trained."""
+        """The groups in the update that is being trained."""
         self._is_held = False
         self._max_fault_share = section.max_fault_share
         self._judging = asyncio.Lock()

@@ -15,7 +15,7 @@ class GspoBatch:
     trajectories: tuple[Trajectory, ...] = ()
     """Trained sequences, and those that only count in the mean of the loss (`gspo.denominator`)."""
     groups: tuple[RolloutGroup, ...] = ()
-    """With their statuses and the replay rows that joined them."""
+    """The groups with their statuses and the replay rows that joined them."""
     injections: tuple[Injection, ...] = ()
     replay: ReplayStats = field(default_factory=ReplayStats)
     skipped: tuple[SkippedRow, ...] = ()

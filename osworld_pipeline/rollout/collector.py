@@ -89,7 +89,7 @@ class SynchronousCollector:
         self._max_top_ups = section.max_top_ups if section.zero_variance == "top_up" else 0
         self._max_fault_share = section.max_fault_share
         self._num_injections = 0
-        """In the last collected batch."""
+        """Number in the last collected batch."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -91,7 +91,7 @@ class EnvClient:
         self.fleet = EnvFleet(addresses, self, may_mix=may_mix_servers)
         self._stragglers: set[asyncio.Future[None]] = set()
         self._unclosed: dict[str, set[str]] = {}
-        """By server, episodes that it may still have."""
+        """Episodes that a server may still have, by server."""
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {token}"} if token else {},
             timeout=httpx.Timeout(self.timeouts.request_s, connect=self.timeouts.connect_s),

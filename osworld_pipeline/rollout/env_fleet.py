@@ -36,7 +36,7 @@ SILENT_S = 30.0
 
 class ServerState(StrEnum):
     UNKNOWN = "unknown"
-    """Not looked at yet."""
+    """The server has not been examined yet."""
     UP = "up"
     DRAINING = "draining"
     """It finishes its episodes and takes no new ones."""
@@ -71,7 +71,7 @@ class EnvServer:
     complaint: str = ""
     """Why it gets no episode."""
     last_answer: float = field(default_factory=time.monotonic)
-    """In seconds of the monotonic clock; any answer counts, and its discovery."""
+    """Time of the last answer in seconds of the monotonic clock; its discovery counts as an answer."""
     is_silent: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while calls that wait for it are given up."""
 
@@ -112,7 +112,7 @@ class EnvFleet:
         """Those of the run: of the first server that reported its own."""
         self._turns = itertools.count(1)
         self.last_release = -math.inf
-        """When an episode of this client last ended, in seconds of the monotonic clock."""
+        """Time of the last end of an episode of this client, in seconds of the monotonic clock."""
         self._watching: asyncio.Task[None] | None = None
 
     @property

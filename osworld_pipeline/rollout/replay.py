@@ -71,7 +71,7 @@ class ReplayStats:
 @dataclass(frozen=True, kw_only=True)
 class Served:
     groups: Mapping[str, ServedGroup]
-    """By group id."""
+    """Served groups by group id."""
     skipped: tuple[SkippedRow, ...]
     stats: ReplayStats
 

@@ -24,7 +24,7 @@ DIVERSE_FLOOR = 0.05
 """Keeps a positive weight for rows like an injected one, and for tasks whose rows are all equal."""
 _LEAST_RANK_WEIGHT = 2.0**-60
 _EDGE = ""
-"""Before the first action and after the last one."""
+"""The place before the first action and after the last one."""
 
 
 def row_weights(

@@ -53,10 +53,10 @@ class EpisodePlan:
     run_ids: Mapping[str, str] = field(default_factory=dict)
     stage: str = ""
     suite: str = ""
-    """As in Episode, like the next field."""
+    """The same as in Episode, like the next field."""
     suite_name: str = ""
     parent_id: str = ""
-    """Of the stage in training: the checkpoint whose weights it starts with."""
+    """The checkpoint whose weights the stage in training starts with."""
 
     def weights_id(self, policy_version: int) -> str:
         """The name of the weights after this number of updates of the stage."""
@@ -74,7 +74,7 @@ class EpisodeSettings:
     reward: RewardSection
     max_turns: int
     episode_timeout_s: float = 900.0
-    """From the first observation to the last action, without the wait for a free replica."""
+    """Limit from the first observation to the last action, without the wait for a free replica."""
     turn_timeout_s: float = 120.0
     reset_timeout_s: float = 600.0
     evaluate_timeout_s: float = 120.0

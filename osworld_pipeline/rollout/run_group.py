@@ -34,9 +34,9 @@ class GroupPlan:
     stage: str = ""
     """Stage of the checkpoint."""
     parent_id: str = ""
-    """As in EpisodePlan."""
+    """The same as in EpisodePlan."""
     min_valid: int = 2
-    """In a group with fewer valid episodes, the faulty ones are run again."""
+    """The faulty episodes of a group with fewer valid ones are run again."""
     max_resamples: int = 0
     """Maximum number of repetitions."""
 
@@ -120,7 +120,8 @@ async def gather_episodes(planned: Sequence[tuple[Task, EpisodePlan]], run_one: 
 
 
 def in_turn(run_one: RunEpisode, num_slots: int, *, on_episode: OnEpisode | None = None) -> RunEpisode:
-    """At most `num_slots` episodes at a time, first come first served, across all callers of the returned function."""
+    """Runs at most `num_slots` episodes at a time, first come first served, across all callers of the returned
+    function."""
     slots = asyncio.Semaphore(num_slots)
 
     async def run(task: Task, plan: EpisodePlan) -> Episode:
@@ -134,7 +135,7 @@ def in_turn(run_one: RunEpisode, num_slots: int, *, on_episode: OnEpisode | None
 
 
 def require_services(episodes: Sequence[Episode]) -> None:
-    """For a caller that needs at least one episode with a working desktop and policy.
+    """Checks that at least one episode had a working desktop and policy.
 
     Raises:
         EnvServerError, EngineError: every episode ended in a fault of the environment or of the policy engine; names

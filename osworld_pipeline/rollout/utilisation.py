@@ -50,7 +50,7 @@ class BusyMeter:
             self._change(-1)
 
     def shares(self) -> tuple[float, float]:
-        """In 0..1: since the last call of this method, and since the start."""
+        """Shares in 0..1: since the last call of this method, and since the start."""
         now, _, unit_s = self._change(0)
         (marked_at, marked_s), self._marked = self._marked, (now, unit_s)
         return self._share(now - marked_at, unit_s - marked_s), self._share(now - self._started, unit_s)

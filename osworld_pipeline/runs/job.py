@@ -127,5 +127,5 @@ class TrainingJob(StageJob):
 
     @property
     def code(self) -> CodeOrigin:
-        """As it was when the program started."""
+        """The code when the program started."""
         return self._code

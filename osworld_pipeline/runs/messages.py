@@ -13,7 +13,7 @@ class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def to_line(self) -> str:
-        """As JSON. Not pydantic's own, which refuses text with parts of file names that are not UTF-8."""
+        """The message as JSON. Pydantic's own JSON refuses text with parts of file names that are not UTF-8."""
         return json.dumps(self.model_dump())
 
 

@@ -30,7 +30,7 @@ class RayResources(_Section):
     memory_gb: float = 0.0
     """GiB of memory; 0 reserves none."""
     custom: Mapping[str, float] = Field(default_factory=dict)
-    """By the names that nodes were started with."""
+    """Amounts by the names that nodes were started with."""
 
     def actor_options(self) -> dict[str, Any]:
         """The options of a Ray actor or task."""
@@ -87,7 +87,7 @@ class RayDesktops(_Section):
     """The desktops of each server."""
     per_desktop: RayResources
     folder: str
-    """Of images and replicas, on each node; `~` is the home folder there."""
+    """Folder of images and replicas, on each node; `~` is the home folder there."""
     options: tuple[str, ...]
     """Further options of `env-server`."""
     ready_timeout_s: float

@@ -49,7 +49,7 @@ class BlobStore:
         return sha256
 
     def write_many(self, images: Sequence[tuple[bytes, str]]) -> list[str]:
-        """Like `write` for each (data, suffix), several in parallel. Raises StoreError."""
+        """Does the same as `write` for each (data, suffix), several in parallel. Raises StoreError."""
         with ThreadPoolExecutor(min(NUM_THREADS, max(1, len(images))), thread_name_prefix="blobs") as pool:
             return list(pool.map(lambda image: self.write(image[0], suffix=image[1]), images))
 
@@ -125,7 +125,7 @@ class BlobStore:
         return next((path for path in paths if path.is_file()), None)
 
     def size(self, sha256: str) -> int:
-        """In bytes. Raises StoreError as `read`."""
+        """The size in bytes. Raises StoreError as `read`."""
 
         def look() -> int | None:
             path = self.find_file(sha256)

@@ -16,7 +16,7 @@ NUM_ROWS = {"episodes": 8_000, "sequences": 250}
 DEFAULT_NUM_ROWS = 10_000
 """Rows of a row group, by table: a look-up decodes a whole group (token lists are long), a scan prefers large ones."""
 _ORDER = {"steps": "step_index", "sequences": "sequence_index", "injections": "injection_id"}
-"""By table of details, the column that orders the rows of one head."""
+"""The column that orders the rows of one head, by table of details."""
 _GENERATIONS = (1 << VERSION_SHIFT) - 1
 
 

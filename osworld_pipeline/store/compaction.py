@@ -139,7 +139,7 @@ def remove_retired(root: Path, *, grace_s: float) -> int:
 
 
 def _detail_files(root: Path, head: str, path: Path) -> dict[str, Path]:
-    """By table, the files with the details of a head."""
+    """The files with the details of a head, by table."""
     return {table: root / table / path.relative_to(root / head) for table in DETAILS_OF[head]}
 
 
@@ -275,7 +275,7 @@ def _unit(root: Path, head: str, path: Path, part: PartFile | None) -> Unit:
 
 
 def _replaced(root: Path, head: str, files: HeadFiles) -> Mapping[str, Set[str]]:
-    """By small part, the compacted files with older rows of it."""
+    """The compacted files with older rows of a small part, by part."""
     parts = sorted(files.rewritten)
     found: dict[str, set[str]] = {}
     for name in files.compacted if parts else ():

@@ -20,7 +20,7 @@ class Unit:
 
     head: Path
     details: Mapping[str, Path]
-    """By table."""
+    """Files of details by table."""
     part: PartFile | None
     num_bytes: int
 

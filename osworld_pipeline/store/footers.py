@@ -22,7 +22,7 @@ _COLUMNS = frozenset({*KEY_OF.values(), "part", "part_version"})
 class Footer:
     num_row_groups: int
     ranges: Mapping[str, tuple[tuple[Any, Any] | None, ...]]
-    """By column, the range of each row group; None if the footer has none."""
+    """The range of each row group, by column; None if the footer has none."""
 
     def row_groups(self, column: str, values: Sequence[str]) -> list[int]:
         """The row groups that may have one of `values`, which are sorted."""

@@ -17,7 +17,7 @@ a match is an error."""
 FORMAT = 2
 """1: parts may be of schema versions below OLDEST_READ (columns/). 2: none is."""
 READ_SINCE = {1: "0.1.0", 2: "0.1.0"}
-"""By format, the first version of this program that reads it. The note repeats it for programs that do not know the
+"""The first version of this program that reads each format. The note repeats it for programs that do not know the
 format."""
 
 

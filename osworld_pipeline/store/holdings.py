@@ -102,7 +102,7 @@ def _contents(manifest: Manifest) -> tuple:
 
 
 def _compacted_holdings(root: Path, head: str, on_progress: OnProgress | None) -> dict[str, Mapping[str, int]]:
-    """By compacted file, its parts and their versions. A file without its details counts as damage."""
+    """The parts of each compacted file with their versions. A file without its details counts as damage."""
     names = sorted(name for name in list_names(root / head / COMPACTED) if name != SEED)
     for path in (root / detail / COMPACTED / name for detail in DETAILS_OF[head] for name in names):
         if not path.is_file():
@@ -115,7 +115,7 @@ def _compacted_holdings(root: Path, head: str, on_progress: OnProgress | None) -
 
 
 def _holding(root: Path, head: str, name: str) -> Mapping[str, int]:
-    """By part, the version that was compacted, without the generation."""
+    """The compacted version of each part, without the generation."""
     rows = read_part_table(root / head / COMPACTED / name, head, columns=["part", "part_version"])
     newest = rows.group_by("part").aggregate([("part_version", "max")])
     versions = compute.shift_left(compute.shift_right(newest["part_version_max"], VERSION_SHIFT), VERSION_SHIFT)

@@ -36,7 +36,7 @@ def gather(batches: Iterable[Sequence[str]]) -> np.ndarray:
 
 
 def gather_keys(batches: Iterable[np.ndarray]) -> np.ndarray:
-    """Like `gather`, for keys."""
+    """Does the same as `gather`, for keys."""
     whole, waiting, num_waiting = np.array([], np.uint64), list[np.ndarray](), 0
     for keys in batches:
         waiting.append(keys)
@@ -61,7 +61,7 @@ def absent(names: Sequence[str], known: np.ndarray) -> Iterator[int]:
 
 
 def absent_keys(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """For each key whether it is absent from `known`, which is sorted."""
+    """Whether each key is absent from `known`, which is sorted."""
     return ~_is_among(keys, known)
 
 

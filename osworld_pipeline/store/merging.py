@@ -31,7 +31,7 @@ MERGE_PARTS = 32
 """Number of small parts of a table that triggers a merge while a program runs. They cost a query of all columns
 about 8 ms."""
 LEFT_PARTS = 8
-"""At the end of a program fewer than this are not merged."""
+"""Fewer small parts than this are not merged at the end of a program."""
 WRITER_BUDGET_BYTES = 32 << 20
 """Bytes read of a table while a program runs: about half a second and 0.3 GB of memory."""
 RUN_BUDGET_BYTES = 256 << 20
@@ -45,12 +45,12 @@ class PartMerger:
         self._root = root
         self._merge_parts = merge_parts
         self._due: dict[str, int] = {}
-        """By head table, the number of small parts that triggers a merge; higher after a merge that left some."""
+        """The number of small parts that triggers a merge, by head table; higher after a merge that left some."""
         self._unlooked: dict[str, int] = {}
-        """By head table, the number of this writer's parts before it counts again: a listing for every part would make
+        """The number of this writer's parts before it counts again, by head table: a listing for every part would make
         the cost of an episode grow with the store."""
         self._num_commits: dict[str, int] = {}
-        """By head table, the number of group commits since a merge."""
+        """The number of group commits since a merge, by head table."""
         self._in_use = threading.Lock()
 
     def written(self, head: str) -> None:
@@ -69,7 +69,8 @@ class PartMerger:
             self._in_use.release()
 
     def committed(self, head: str) -> None:
-        """Like `written`, after a group commit: many small compacted files are merged like many small parts."""
+        """Does the same as `written`, after a group commit: many small compacted files are merged like many small
+        parts."""
         self._num_commits[head] = self._num_commits.get(head, 0) + 1
         if self._num_commits[head] < self._merge_parts or not self._in_use.acquire(blocking=False):
             return
@@ -131,7 +132,7 @@ class GroupCommit:
         return not (self._known.isdisjoint(parts) and files.rewritten.isdisjoint(parts))
 
     def _write(self, files: HeadFiles, tables: Mapping[str, pa.Table]) -> None:
-        """Like a compaction: the generation first, then the files, then the manifest that names them."""
+        """Writes in the order of a compaction: the generation, then the files, then the manifest that names them."""
         manifest = Manifest.read(self._root)
         begun = replace(manifest, generation=1 + manifest.generation)
         commit_manifest(self._root, begun)

@@ -20,7 +20,7 @@ from osworld_pipeline.store.old_tokens import add_sequences, old_heads
 from osworld_pipeline.store.part_files import COMPACTED, DETAILS_OF, INCOMING, has_parts, take_snapshot
 
 UNKNOWN = "unknown"
-"""Instead of a schema version that is no number."""
+"""The value for a schema version that is no number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +28,13 @@ class PartsPlan:
     """The formats of a state's parts, and what a migration changes."""
 
     format: int
-    """Of the state, as recorded; 1 without a record."""
+    """The recorded format of the state; 1 without a record."""
     versions: Mapping[str, Mapping[str, int]]
-    """By head table and schema version: the number of live files."""
+    """The number of live files, by head table and schema version."""
     num_old: int
     """Files of heads that are rewritten."""
     num_without_sequences: int
-    """Of these, the ones whose token lists are moved to files of `sequences`."""
+    """Those of them whose token lists are moved to files of `sequences`."""
 
     @property
     def is_due(self) -> bool:

@@ -22,7 +22,7 @@ _TOKENS = ("token_ids", "response_mask", "sampled_logprobs", "policy_versions")
 OLD_COLUMNS: Mapping[str, frozenset[str]] = {
     "episodes": frozenset({*_TOKENS, "image_steps", "sequence_lengths", "sequence_image_counts"})
 }
-"""By table, columns that are not read any more."""
+"""Columns that are not read any more, by table."""
 _READ = ("episode_id", *sorted(OLD_COLUMNS["episodes"]), *BOOKKEEPING.names)
 _BATCH_ROWS = 64
 

@@ -37,7 +37,7 @@ class Member:
     """Offset of the image's first byte in the pack."""
     num_bytes: int
     modified: int
-    """When the image was last written or touched, in seconds since 1970."""
+    """The time at which the image was last written or touched, in seconds since 1970."""
 
     @property
     def sha256(self) -> str:

@@ -145,7 +145,7 @@ def sort_keys(records: np.ndarray) -> np.ndarray:
 
 
 def image_keys(records: np.ndarray) -> np.ndarray:
-    """Like image_sets.keys_of, for records."""
+    """Does the same as image_sets.keys_of, for records."""
     digests = np.ascontiguousarray(records["digest"]).view(np.uint8).reshape(-1, _DIGEST)
     return np.ascontiguousarray(digests[:, :8]).view(">u8").ravel().astype(np.uint64)
 

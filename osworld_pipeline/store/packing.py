@@ -163,7 +163,7 @@ def _pack(
     min_bytes: int,
     handled: Tally,
 ) -> tuple[PackingSummary, bool]:
-    """Also returns whether the budget was too small for all of them."""
+    """Returns the summary, and whether the budget was too small for all of them."""
     packed, new = _split(blobs, cold)
     done = PackingSummary(num_removed=blobs.remove_unused([image.path for image in packed], before=before)[0])
     handled.add(len(packed))

@@ -74,7 +74,7 @@ class Manifest:
 
     generation: int = 0
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By head table: names below `compacted/`, each with details of the same name."""
+    """Names in `compacted/` by head table, each with details of the same name."""
     retired: Mapping[str, float] = field(default_factory=dict)
     """Heads that compacted files replace, as `<table>/<name>` or `<table>/compacted/<name>`, and when (Unix time)."""
     retired_in: Mapping[str, int] = field(default_factory=dict)

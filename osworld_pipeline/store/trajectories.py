@@ -86,8 +86,8 @@ class TrajectoryStore:
         self._write_part("episodes", part, _rows_of(episodes))
 
     def write_new_parts(self, parts: Mapping[str, Sequence[Episode]]) -> None:
-        """Like write_episodes of each of `parts`, but in one commit where they are new (`GroupCommit`): much
-        faster for many parts of few episodes. After an error some parts may be written."""
+        """Does the same as write_episodes of each of `parts`, but in one commit where they are new (`GroupCommit`):
+        much faster for many parts of few episodes. After an error some parts may be written."""
         if len(parts) > 1 and self._commit_together(parts):
             return
         for part, episodes in parts.items():
@@ -112,7 +112,7 @@ class TrajectoryStore:
         return [row for table in tables for row in table.drop_columns(BOOKKEEPING.names).to_pylist()]
 
     def write_group_rows(self, part: str, rows: Sequence[Row]) -> None:
-        """Like write_groups, for rows of `rollout_groups` as they were read. Raises StoreError."""
+        """Does the same as write_groups, for rows of `rollout_groups` as they were read. Raises StoreError."""
         self._write_part("rollout_groups", part, {"rollout_groups": list(rows), "injections": []})
 
     def write_verifications(self, part: str, verifications: Sequence[ReplayVerification]) -> None:
@@ -188,11 +188,11 @@ class TrajectoryStore:
         )
 
     def _details(self, file: PartFile) -> dict[str, pa.Table]:
-        """By table, the details of a small part."""
+        """The details of a small part, by table."""
         return {table: read_part_table(self.root / table / file.name, table) for table in DETAILS_OF["episodes"]}
 
     def _details_of(self, name: str, episode_ids: Collection[str]) -> dict[str, pa.Table]:
-        """By table, the details of some episodes of a file. `name`: below the folder of its table."""
+        """The details of some episodes of a file, by table. `name`: below the folder of its table."""
         return {
             table: read_rows(self.root / table / name, table, "episode_id", episode_ids)
             for table in DETAILS_OF["episodes"]
@@ -201,7 +201,7 @@ class TrajectoryStore:
     def _compacted_episodes(
         self, name: str, column: str, values: Collection[str]
     ) -> Iterator[tuple[str, tuple[Episode, ...]]]:
-        """By part, the episodes of a compacted file whose `column` is one of `values`."""
+        """The episodes of a compacted file whose `column` is one of `values`, by part."""
         head = read_rows(self.root / "episodes" / COMPACTED / name, "episodes", column, values)
         if head.num_rows == 0:
             return
@@ -245,7 +245,7 @@ class TrajectoryStore:
 
 
 def _rows_of(episodes: Sequence[Episode]) -> dict[str, list[Row]]:
-    """By table."""
+    """Rows by table."""
     return {
         "episodes": [episode_row(episode) for episode in episodes],
         "steps": [row for episode in episodes for row in step_rows(episode)],
@@ -254,7 +254,7 @@ def _rows_of(episodes: Sequence[Episode]) -> dict[str, list[Row]]:
 
 
 def _tables(head: str, parts: Mapping[str, Mapping[str, list[Row]]], version: int) -> dict[str, pa.Table]:
-    """By table, the rows of all parts. `parts`: by part and table. Raises StoreError."""
+    """The rows of all parts, by table. `parts`: by part and table. Raises StoreError."""
 
     def stored_rows(table: str) -> pa.Table:
         books = {part: {"part": part, "part_version": version} for part in parts}

@@ -11,13 +11,13 @@ from osworld_pipeline.store.part_files import COMPACTED, SEED, VERSION_SHIFT, Pa
 NUM_CHEAP = 1000
 """A folder with fewer files is listed before every write, which takes about a millisecond."""
 LISTING_SHARE = 0.05
-"""Of the time of a program, for listings of larger folders. Where hundreds of desktops finish episodes, replaced files
+"""Share of a program's time for listings of larger folders. Where hundreds of desktops finish episodes, replaced files
 stay until their readers are done, and listing them before every write would cost more than the writes."""
 
 _lock = threading.Lock()
 _last_ms = 0
 _listed: dict[Path, tuple[int, float]] = {}
-"""By folder, the newest version of the last listing and the time (monotonic) until which it is used."""
+"""The newest version of the last listing and the time (monotonic) until which it is used, by folder."""
 
 
 def next_version(root: Path, head: str) -> int:
@@ -46,7 +46,7 @@ def _seen_ms(root: Path, head: str) -> int:
 
 
 def _versions(root: Path, head: str) -> list[int]:
-    """Of each file of the table, the newest."""
+    """The newest version of each file of the table."""
     # Compacted files first: small files that are compacted meanwhile are still listed after that.
     folder = root / head / COMPACTED
     versions = [_newest_of(folder / name) for name in list_names(folder) if name != SEED]

@@ -43,7 +43,7 @@ def table_paths(state: StateDir) -> Mapping[str, Path]:
 
 @contextmanager
 def one_build(state: StateDir) -> Iterator[None]:
-    """In this block every table of the union is read from the build that was current at its start. A block within a
+    """Reads every table of the union, in this block, from the build that was current at its start. A block within a
     block keeps the outer build.
 
     Raises:

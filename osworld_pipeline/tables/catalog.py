@@ -71,7 +71,7 @@ def rebuild_catalog(state: StateDir) -> Path:
 
 @contextmanager
 def _built_at(path: Path) -> Iterator[Path]:
-    """Where DuckDB builds the file that ends at `path`."""
+    """The path at which DuckDB builds the file that ends at `path`."""
     if not uses_lock_files(path.absolute().parent):
         try:
             yield path
@@ -116,7 +116,7 @@ def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
 
 @contextmanager
 def one_snapshot(state: StateDir) -> Iterator[None]:
-    """In this block all calls of `fresh_views` share one snapshot: results are consistent, and files are read once.
+    """All calls of `fresh_views` in this block share one snapshot: results are consistent, and files are read once.
 
     Raises:
         TableError: as rebuild_catalog.

@@ -50,7 +50,7 @@ def run_query(state: StateDir, sql: str, *, timeout_s: float = TIMEOUT_S) -> Que
 
 
 def query_arrow(state: StateDir, sql: str, *, timeout_s: float = TIMEOUT_S) -> pa.Table:
-    """Like run_query, with DuckDB's own types."""
+    """Does the same as run_query, with DuckDB's own types."""
     return _ask(state, sql, timeout_s, lambda connection: connection.sql(sql).to_arrow_table())
 
 

@@ -27,7 +27,7 @@ class Scan:
     filters: str
     """The filters of the scan."""
     num_rows: int
-    """As DuckDB estimates."""
+    """DuckDB's estimate of the rows."""
 
     @property
     def is_of_steps(self) -> bool:

@@ -41,7 +41,7 @@ _DESKTOPS = """replace(concat_ws('/', coalesce(nullif(image_digest[:12], ''), 'u
         'grader ' || coalesce(nullif(grader_version, ''), 'unknown')), ',', ';')"""
 DESKTOPS_OF_EVALUATION = f"""coalesce(array_to_string(list_sort(list(DISTINCT {_DESKTOPS}) FILTER (WHERE is_valid)
     OVER (PARTITION BY checkpoint_id, stage_key)), ', '), '')"""
-"""Over the rows of evaluations, one for each task and seed."""
+"""Aggregate over the rows of evaluations, one for each task and seed."""
 NAMED_TASKS = """
 SELECT task_id, domain, instruction, count(*) OVER (PARTITION BY task_id) = 1 AS is_only FROM union_tasks
 """
@@ -53,7 +53,7 @@ SAME_ID = "WINDOW same_id AS (PARTITION BY checkpoint_id, stage_key, task_id)"
 LAST_ATTEMPT = """QUALIFY row_number() OVER (
     PARTITION BY checkpoint_id, stage_key, task_key, seed ORDER BY started_at DESC, attempt DESC, episode_id DESC
 ) = 1"""
-"""Of the episodes of evaluations: the key of their tasks, and the last attempt at each task and seed."""
+"""SQL for the episodes of evaluations: the key of their tasks, and the last attempt at each task and seed."""
 EVALS = f"""
 CREATE VIEW evals AS
 WITH named AS (SELECT *, {TASK_KEY} FROM episodes WHERE purpose = 'evaluate' {SAME_ID}),

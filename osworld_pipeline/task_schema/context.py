@@ -16,8 +16,8 @@ class CommandResult:
 
     @property
     def was_killed(self) -> bool:
-        """By SIGKILL (9), for example at a desktop's end or out of memory; its output then proves nothing. A command
-        reports it as a negative status, a shell as 128 or more for its command."""
+        """Whether SIGKILL (9) ended it, for example at a desktop's end or out of memory; its output then proves
+        nothing. A command reports it as a negative status, a shell as 128 or more for its command."""
         return self.status == "success" and self.returncode in (-9, 128 + 9)
 
 

@@ -23,8 +23,8 @@ DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
 }
-"""For MLflow's settings. Its own would report each use to its makers' server, and wait seven times two minutes for a
-response."""
+"""MLflow's settings. Its own defaults would report each use to its makers' server, and wait seven times two minutes for
+a response."""
 NEVER = (400, 404)
 """HTTP status codes for which a retry is useless."""
 

@@ -57,7 +57,7 @@ class StageRun:
     """Run of the stage, the same for all attempts."""
     attempt_run_id: str
     attempt: int
-    """From 1."""
+    """Number of the attempt, from 1."""
     experiment_id: str
     tracking_uri: str
     outbox: Outbox

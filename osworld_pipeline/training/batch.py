@@ -34,7 +34,7 @@ class Batch:
     image_index_I: tuple[int, ...]
     """Index of the distinct image at each run of placeholders, in text order."""
     num_tokens: int
-    """Without padding."""
+    """Number of tokens without padding."""
     temperature_N: torch.Tensor | None = None
     """Temperature of each response token, sequence by sequence; None if all are 1."""
     banned_ids: torch.Tensor | None = None
@@ -54,8 +54,8 @@ def build_batch(
     is_packed: bool = False,
     banned_ids: Sequence[int] = (),
 ) -> Batch:
-    """Also checks that placeholders, images and masks agree. `banned_ids`: `Renderer.banned_ids`, if the batch is
-    scored as the policy samples.
+    """Builds the batch and checks that placeholders, images and masks agree. `banned_ids`: `Renderer.banned_ids`, if
+    the batch is scored as the policy samples.
 
     Raises:
         TrainingError: a trajectory has mismatched images and placeholders, no response tokens, or a banned id in a

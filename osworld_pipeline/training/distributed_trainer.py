@@ -193,7 +193,7 @@ class DistributedTrainer:
                 pass
 
     def run_worker(self) -> None:
-        """On ranks other than 0: executes rank 0's commands until it closes."""
+        """Executes rank 0's commands on another rank until rank 0 closes."""
         while True:
             command = self.process_group.next_command()
             if command == "update":

@@ -97,7 +97,8 @@ def open_sft_trainer(
     cache: PixelCache | None = None,
     read_image: ReadImage | None = None,
 ) -> SftTrainer:
-    """As `open_gspo_trainer`, for recipe.sft. Raises StoreError, TrainingError, DependencyError, RecipeError."""
+    """Does the same as `open_gspo_trainer`, for recipe.sft. Raises StoreError, TrainingError, DependencyError,
+    RecipeError."""
     _check_memory(folder, recipe, process_group, "sft")
     policy = _open_policy(folder, recipe, process_group, num_updates, seed=recipe.sft.seed)
     trainer = SftTrainer(

@@ -19,7 +19,7 @@ class Tally:
     optimizer_s: float = 0.0
     num_tokens: int = 0
     num_positions: int = 0
-    """With padding."""
+    """Number of tokens with padding."""
     ratios: list[float] = field(default_factory=list)
     clipped: list[float] = field(default_factory=list)
     first_clipped: list[float] = field(default_factory=list)

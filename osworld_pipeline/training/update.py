@@ -238,7 +238,7 @@ class GspoTrainer(DistributedTrainer):
 
 
 def turn_shares(trajectories: Sequence[Trajectory], turn_weight: TurnWeight) -> dict[str, float]:
-    """By trajectory id: a sequence's share of the weight of its episode; in `append` mode 1."""
+    """The share of a sequence in the weight of its episode, by trajectory id; in `append` mode 1."""
     size = {"turn": lambda one: 1, "token": lambda one: one.num_response_tokens}[turn_weight]
     totals: Counter[str] = Counter()
     for trajectory in trajectories:

@@ -49,7 +49,7 @@ class Played:
     began_at: float | None
     """Unix time; None if unknown."""
     suite_name: str | None = None
-    """As the episodes recorded it; None before schema version 6."""
+    """The name that the episodes recorded; None before schema version 6."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +69,12 @@ class EvaluationName:
 
     @property
     def order(self) -> tuple[str, float, str]:
-        """By suite, then by time."""
+        """Sorts by suite, then by time."""
         return self.suite, self.began_at or 0.0, self.key
 
 
 def read_evaluation_names(state: StateDir) -> dict[str, EvaluationName]:
-    """By evaluation key, in the order of suite and time. Raises TableError."""
+    """The names by evaluation key, in the order of suite and time. Raises TableError."""
     with fresh_views(state) as connection:
         cursor = connection.execute(PLAYED.format(source="episodes"))
         columns = [column[0] for column in cursor.description or ()]
@@ -104,7 +104,7 @@ def name_evaluations(
 
 
 def name_of(key: str, names: Mapping[str, EvaluationName]) -> str:
-    """In words; the key itself for an evaluation that is not in the tables."""
+    """The name in words; the key itself for an evaluation that is not in the tables."""
     return names[key].words if key in names else f"evaluation {key}"
 
 

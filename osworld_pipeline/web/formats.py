@@ -29,7 +29,7 @@ def figure(value: float | None, digits: int = 2) -> str:
 
 
 def number(value: float | None, *, is_share: bool = False) -> str:
-    """With as many digits as it needs."""
+    """The number with as many digits as it needs."""
     if not is_known(value):
         return UNKNOWN
     if is_share:
@@ -69,7 +69,7 @@ def words(name: str) -> str:
 
 
 def sentence(clause: str) -> str:
-    """With a capital letter; the rest unchanged."""
+    """The clause with a capital letter; the rest is unchanged."""
     return clause[:1].upper() + clause[1:]
 
 

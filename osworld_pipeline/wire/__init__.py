@@ -36,7 +36,7 @@ class EnvConfig(Message):
     require_terminal: bool = False
     image_format: ImageFormat = "png"
     image_quality: int | None = Field(default=None, ge=1, le=100)
-    """For the lossy formats; None for the desktop's default."""
+    """Quality of the lossy formats; None for the desktop's default."""
     image_size: tuple[ImageSide, ImageSide] | None = None
     """(width, height) of the screenshots in answers; None for the screen's own. Actions use the screen's pixels."""
 
@@ -119,7 +119,7 @@ class NextInputRequest(Message):
 
 class NextInputAnswer(Message):
     number: int = 0
-    """From 1; 0 if no input came in time."""
+    """Number of the input, from 1; 0 if no input came in time."""
     action: str = ""
     """`pyautogui.f(...)` calls; DONE or FAIL if the person ended the demonstration."""
 
@@ -146,4 +146,4 @@ class ErrorMessage(Message):
     """One sentence: what, where, what to do."""
     fault: Fault = "env_fault"
     num_person_inputs: int = 0
-    """Of a touched episode: the inputs that a person sent; absent otherwise."""
+    """The inputs that a person sent in a touched episode; absent otherwise."""

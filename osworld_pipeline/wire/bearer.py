@@ -15,7 +15,7 @@ class Secret:
         return hmac.compare_digest(_digest(given), self._digest)
 
     def is_in(self, authorization: bytes) -> bool:
-        """As a bearer token in the header of that name."""
+        """Whether the header of that name contains it as a bearer token."""
         return self.is_same(bearer_of(authorization))
 
 

@@ -25,9 +25,9 @@ from osworld_pipeline.wire import Fault
 class Classified:
     fault: Fault
     status: int
-    """Of the HTTP answer."""
+    """Status of the HTTP answer."""
     outcome: Outcome | None = None
-    """Of the episode that the error ends; None if it ends none."""
+    """Outcome of the episode that the error ends; None if it ends none."""
 
 
 CLASSIFIED: Mapping[type[PipelineError], Classified] = {

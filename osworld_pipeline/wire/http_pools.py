@@ -18,7 +18,7 @@ class _Pool:
         self._siblings = siblings
 
     async def leave(self) -> None:
-        """After a request."""
+        """Ends one request."""
         self.num_requests -= 1
         if not self.num_requests and self is not self._siblings[0]:
             self._siblings.remove(self)
@@ -33,7 +33,7 @@ class PooledTransport(httpx.AsyncBaseTransport):
         self._verify = httpx.create_ssl_context()  # takes 20 ms: once for all pools
         self._limits = httpx.Limits(max_connections=None, max_keepalive_connections=POOL_SIZE)
         self._pools: dict[tuple[str, str, int | None], list[_Pool]] = {}
-        """By scheme, host and port."""
+        """Pools by scheme, host and port."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         url = request.url

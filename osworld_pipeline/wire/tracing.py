@@ -22,7 +22,7 @@ from osworld_pipeline.errors import DependencyError
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROPAGATED = ("traceparent", "tracestate")
 EXPORT_INTERVAL_MS = 1000
-"""Unless OTEL_BSP_SCHEDULE_DELAY is set."""
+"""Default of OTEL_BSP_SCHEDULE_DELAY."""
 FLUSH_LIMIT_S = 5.0
 """Time that an actor waits for its collector before it ends."""
 _service = ""
@@ -36,7 +36,7 @@ def is_on() -> bool:
 
 
 def start_tracing(service: str) -> None:
-    """From now on this process traces, if a collector is named; as `service`, unless OTEL_SERVICE_NAME is set. Other
+    """Starts tracing in this process, if a collector is named; as `service`, unless OTEL_SERVICE_NAME is set. Other
     processes do not trace, whatever their environment: a library in another program needs no packages for it.
 
     Raises:
@@ -57,7 +57,7 @@ def start_tracing(service: str) -> None:
 
 
 def ids_of(episode_id: str) -> tuple[int, int]:
-    """Of the trace, 128 bits, and of its root span, 64 bits. Neither is 0."""
+    """The ids of the trace, 128 bits, and of its root span, 64 bits. Neither is 0."""
     digest = hashlib.sha256(episode_id.encode()).digest()
     return int.from_bytes(digest[:16], "big") or 1, int.from_bytes(digest[16:24], "big") or 1
 
@@ -150,7 +150,7 @@ def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _context_of(episode_id: str, name: str) -> Any:
-    """Of the episode's root span, sampled if the sampler samples the trace."""
+    """Context of the episode's root span, sampled if the sampler samples the trace."""
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
     trace_id, span_id = ids_of(episode_id)

@@ -55,5 +55,5 @@ def _need_same(path: Path, packed: set[str], wanted: set[str]) -> None:
 
 
 def sums_of(paths: Iterable[Path]) -> str:
-    """In the format of `sha256sum --check`."""
+    """The sums in the format of `sha256sum --check`."""
     return "".join(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(paths))

@@ -52,7 +52,8 @@ class OsgymStep(Message):
     action: str
     vm_id: StrictInt
     step: int | None = Field(default=None, ge=1)
-    """Not in OSGym's protocol: the number of this step, counted from 1; a step with a number may be sent again."""
+    """An extension of OSGym's protocol: the number of this step, counted from 1; a step with a number may be sent
+    again."""
 
 
 class OsgymStepAnswer(Message):
@@ -60,7 +61,7 @@ class OsgymStepAnswer(Message):
     is_finish: bool
     reward: float
     message: str | None = None
-    """Not in OSGym's protocol: why the action was run as wait(), or why the episode ended as tampering."""
+    """An extension of OSGym's protocol: why the action was run as wait(), or why the episode ended as tampering."""
 
 
 class OsgymShutdown(Message):

@@ -51,7 +51,7 @@ class StepMessage(Message):
     settle: Settle = "fixed"
     """`adaptive` observes as soon as the screen has settled, at the latest after `pause`."""
     image_format: ImageFormat | None = None
-    """For this step's observation; None means the episode's setting."""
+    """Format of this step's observation; None means the episode's setting."""
     image_quality: int | None = Field(default=None, ge=1, le=100)
     note: str = Field(default="", max_length=MAX_NOTE)
     """What the policy said, for people who watch the desktop on /status."""
@@ -75,7 +75,7 @@ class OpenAnswer(Message):
     image_digest: str
     grader_version: str
     reset_s: float
-    """From the request to the first observation, including the wait for a desktop."""
+    """Time from the request to the first observation, including the wait for a desktop."""
     observation: ObservationBody
 
 

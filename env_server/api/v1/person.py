@@ -46,7 +46,7 @@ def person_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
 
     @router.post("/{episode_id}/person/next", summary="Take a person's next input")
     async def next_input(episode_id: str, message: NextInputRequest) -> NextInputAnswer:
-        """For a client that records a demonstration. The first request makes the episode one: a person's inputs are
+        """Serves a client that records a demonstration. The first request makes the episode one: a person's inputs are
         then queued, and the client executes them as its steps."""
         found = await find(episode_id).next_person_input(message.after, wait_s=message.wait)
         return NextInputAnswer() if found is None else NextInputAnswer(number=found[0], action=found[1])

@@ -59,10 +59,10 @@ class GraderLimits:
 
     memory_bytes: int = 4 << 30
     cpu_s: int = 60
-    """Per process. It must be less than a task's time limit for grading, which ends in a fault."""
+    """Limit of each process. It must be less than a task's time limit for grading, which ends in a fault."""
     num_processes: int = 128
     disk_bytes: int = 1 << 30
-    """In memory; applies to each of its two file systems and to each file."""
+    """Held in memory; applies to each of its two file systems and to each file."""
 
 
 class ExcessError(PipelineError):

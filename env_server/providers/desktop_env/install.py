@@ -20,7 +20,7 @@ class DesktopEnvInstall:
     python: Path
     version: str
     digest: str
-    """Of the sources that compute scores."""
+    """Digest of the sources that compute scores."""
     metrics: frozenset[str]
     getters: frozenset[str]
     port_getters: frozenset[str]

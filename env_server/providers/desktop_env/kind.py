@@ -24,13 +24,13 @@ class DesktopEnvSettings(Table):
     path_to_vm: Annotated[str | None, Option("--desktop-env-vm"), Field(examples=["Ubuntu.vmx"])] = None
     """DesktopEnv's path_to_vm. Without it DesktopEnv may download an image of tens of GB."""
     region: Annotated[str | None, Field(examples=["us-east-1"])] = None
-    """Of a cloud provider."""
+    """Region of a cloud provider."""
     snapshot_name: str = "init_state"
     """The snapshot that a reset restores."""
     os_type: str = "Ubuntu"
     """Ubuntu or Windows."""
     client_password: str = "password"  # noqa: S105 - of the published images
-    """Of the user in the image."""
+    """Password of the user in the image."""
     headless: bool = True
     """No window of the virtual machine on this machine's screen."""
     plugin: Annotated[

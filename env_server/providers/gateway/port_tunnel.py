@@ -43,9 +43,9 @@ async def forwarded_ports(
     *,
     listeners: Mapping[str, socket.socket] | None = None,
 ) -> AsyncIterator[dict[str, int]]:
-    """For each name a port on 127.0.0.1, for processes of this user, until the block ends. A connection to it goes to
-    the first of the guest's ports that answers, and is closed if none does, or if the guest is gone. `listeners` are
-    used instead of new ports: sockets of a sandbox's own loopback."""
+    """Opens a port on 127.0.0.1 for each name, for processes of this user, until the block ends. A connection to it
+    goes to the first of the guest's ports that answers, and is closed if none does, or if the guest is gone.
+    `listeners` are used instead of new ports: sockets of a sandbox's own loopback."""
     tunnel = _Tunnel(guest)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ports-"))

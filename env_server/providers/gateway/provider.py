@@ -222,7 +222,7 @@ class GatewayDesktop:
 
     @property
     def sandbox(self) -> Sandbox:
-        """As of the last refresh. ReplicaError if there is none, or it is dead."""
+        """The state at the last refresh. ReplicaError if there is none, or it is dead."""
         if self._sandbox is None or self._death is not None:
             raise SandboxGoneError(self._death or f"the desktop {self._replica_id} has no sandbox; start another")
         return self._sandbox

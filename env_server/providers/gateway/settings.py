@@ -22,7 +22,7 @@ class GatewaySettings(Table):
     quota_wait_s: Annotated[float, Option("--gateway-quota-wait-s"), Field(ge=0, le=3600)] = 300.0
     """How long one replica waits for quota before its start counts as failed."""
     start_timeout_s: Annotated[float, Field(gt=0, le=540)] = 180.0
-    """Of one start at the gateway, and then of its guest until it shows a screen."""
+    """Limit of one start at the gateway, and then of its guest until it shows a screen."""
     ca_file: Annotated[Path | None, Option("--gateway-ca-file"), Field(examples=["ca.pem"])] = None
     """Certificates (PEM) to trust instead of the system's."""
     options: dict[str, str] = Field(default_factory=dict)

@@ -14,7 +14,7 @@ from env_server.providers.gateway.client import (
 from osworld_pipeline.errors import ReplicaError
 
 TRIAL_LIMIT_S = 60.0
-"""From the request for a sandbox to its guest's first answer."""
+"""Time from the request for a sandbox to its guest's first answer."""
 STOP_LIMIT_S = 20.0
 POLL_S = 0.5
 

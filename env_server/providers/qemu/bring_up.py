@@ -41,7 +41,7 @@ class Sight:
     before: Image.Image
     """The screen before the stage sent any input."""
     still_s: float
-    """For this time nothing but a caret has changed."""
+    """Time during which nothing but a caret has changed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,17 +49,17 @@ class Sign:
     """The condition that a stage waits for."""
 
     words: str
-    """For messages, such as `answer of the file server`."""
+    """Name in messages, such as `answer of the file server`."""
     is_there: Callable[[Sight], Awaitable[bool]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     name: str
-    """For messages, such as `the login`."""
+    """Name in messages, such as `the login`."""
     until: Sign
     limit_s: float
-    """For each try."""
+    """Limit of each try."""
     do: tuple[Call, ...] = field(default=(), repr=False)
     """Keys. Never in a message, because a password may be among them."""
     num_tries: int = 1

@@ -16,7 +16,7 @@ JPEG_QUALITY = 90
 WEBP_QUALITY = 80
 FRAME_QUALITY = 75
 FULL_COLOUR_QUALITY = 95
-"""From this quality a JPEG has full chroma resolution."""
+"""A JPEG of this quality or more has full chroma resolution."""
 PNG_LEVEL = 1
 _FDSET = 3
 _HEADER = re.compile(rb"P6\s+(\d+)\s+(\d+)\s+255\s")
@@ -105,7 +105,7 @@ def _image(ppm: bytes) -> Image.Image:
 
 
 def _frame(ppm: bytes, width: int) -> bytes:
-    """As the frames of our own guests (env_server/guest/frames.py)."""
+    """A frame in the format of our own guests (env_server/guest/frames.py)."""
     image, buffer = _image(ppm), io.BytesIO()
     image.reduce(max(1, -(-image.width // width))).save(buffer, "JPEG", quality=FRAME_QUALITY, subsampling=2)
     return buffer.getvalue()

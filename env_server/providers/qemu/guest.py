@@ -16,8 +16,9 @@ SILENCE_S = 20.0
 
 
 class MachineGuest(GuestClient):
-    """With `reads_display` every screenshot is taken from QEMU, which is faster than any guest and includes the cursor
-    if the guest draws it itself, as ours does. Otherwise the guest is asked, as OSWorld does."""
+    """The guest of a machine. With `reads_display` every screenshot is taken from QEMU, which is faster than any guest
+    and includes the cursor if the guest draws it itself, as ours does. Otherwise the guest is asked, as OSWorld
+    does."""
 
     has_agent = True
     """Whether there is an agent that could be silent."""
@@ -58,7 +59,7 @@ class MachineGuest(GuestClient):
         return await self._display.screenshot(image_format, quality, size)
 
     def frames(self, *, width: int, interval_s: float) -> AsyncGenerator[bytes, None]:
-        """Of QEMU's display, for every guest: no agent is asked, and no time of the guest is used."""
+        """Frames of QEMU's display, for every guest: no agent is asked, and no time of the guest is used."""
         return self._display.frames(width, interval_s)
 
     async def act(self, calls: Sequence[GuestCall], *, settle_s: float | None = None, timeout_s: float = 60.0) -> bool:

@@ -12,7 +12,7 @@ HOME = "home/user"
 PYTHON_FOLDER = "opt/osworld-guest"
 USER_ID = 1000
 _NOT_COPIED = ("passwd", "group", "shadow", "sudoers", "nsswitch.conf", "shells", "timezone")
-"""Below /etc: files that Debian's own packages configure in a full system."""
+"""Files in /etc that Debian's own packages configure in a full system."""
 _FAKED_PROGRAMS = ("sudo",)
 """Programs that replace the real ones on a local desktop; a machine has the real ones."""
 

@@ -33,7 +33,7 @@ FOREIGN_MEMORY_MB = 4096
 KERNEL_OPTIONS = "root=/dev/vda rw init=/sbin/desktop-init console=ttyS0 quiet net.ifnames=0 mitigations=off"
 KERNEL_OPTIONS += " random.trust_cpu=on drm_kms_helper.fbdev_emulation=0 panic=-1"
 _BACKING_FILE = slice(8, 16)
-"""Where a qcow2 file has the offset of its backing file's name; zeros for none."""
+"""The place in a qcow2 file of the offset of its backing file's name; zeros for none."""
 _CHUNK_BYTES = 1 << 22
 _CLOCK_LIMIT_S = 20.0
 
@@ -209,7 +209,7 @@ async def _if_possible(attempt: Awaitable[object], what: str) -> None:
 
 
 async def build_in_child(images: Path) -> BaseImage:
-    """In a separate process, so that a cancelled or terminated caller does not wait for the build."""
+    """Builds in a separate process, so that a cancelled or terminated caller does not wait for the build."""
     image = find_image(images)
     if image is not None:
         return image

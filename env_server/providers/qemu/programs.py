@@ -21,7 +21,7 @@ NETWORK_PROGRAMS: Mapping[str, str] = {"slirp4netns": "slirp4netns"}
 BUILD_PROGRAMS: Mapping[str, str] = {"mmdebstrap": "mmdebstrap", "mke2fs": "e2fsprogs", "qemu-img": "qemu-utils"}
 """Program on PATH -> the Debian package that contains it."""
 TOOLS_PROGRAMS: Mapping[str, str] = {"genisoimage": "genisoimage"}
-"""For the disc with a guest's tools."""
+"""Programs that make the disc with a guest's tools."""
 _QUERY_LIMIT_S = 30
 
 

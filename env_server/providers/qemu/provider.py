@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 DEFAULT_SCREEN = (1920, 1080)
 SMALLEST_SCREEN = (320, 200)
 ANSWER_LIMIT_S = 60.0
-"""Until a restored guest has returned its first screenshot."""
+"""Limit until a restored guest has returned its first screenshot."""
 _OVMF = (
     Firmware(code=Path("/usr/share/OVMF/OVMF_CODE_4M.fd"), variables=Path("/usr/share/OVMF/OVMF_VARS_4M.fd")),
     Firmware(code=Path("/usr/share/OVMF/OVMF_CODE.fd"), variables=Path("/usr/share/OVMF/OVMF_VARS.fd")),
@@ -41,7 +41,7 @@ class _Ready:
 
     image_digest: str
     spec: MachineSpec
-    """Of a restored machine: its disks begin with the saved one."""
+    """Spec of a restored machine: its disks begin with the saved one."""
     state: SavedState
     memory: GuestMemory
     """The memory of the saved state, sealed."""

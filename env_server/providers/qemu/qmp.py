@@ -58,7 +58,7 @@ class QmpClient:
                 self._answers.pop(self._last_id, None)
 
     def expect(self, event: str, matches: Callable[[Mapping[str, Any]], bool] = lambda _: True) -> "ExpectedEvent":
-        """To be called before the command that causes the event."""
+        """Call it before the command that causes the event."""
         future: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         watcher = (lambda message: message["event"] == event and matches(message.get("data", {})), future)
         self._watchers.append(watcher)

@@ -12,7 +12,7 @@ from env_server.providers.qemu.qmp import QmpClient
 from osworld_pipeline.errors import ActionParseError
 
 HOLD_S = 0.02
-"""Between a press and its release, so that a guest that polls its keyboard sees both."""
+"""Time between a press and its release, so that a guest that polls its keyboard sees both."""
 AXIS_MAX = 0x7FFF
 DRAG_EVENTS = 12
 

@@ -24,7 +24,7 @@ class WindowsGuest(MachineGuest):
         return await self._channel.read(path, max_bytes=max_bytes, timeout_s=timeout_s)
 
     async def platform(self) -> str:
-        """Also checks that the guest is alive. ReplicaError if its file server does not answer."""
+        """Checks also that the guest is alive. ReplicaError if its file server does not answer."""
         if not await self._channel.is_ready():
             raise ReplicaError(f"the file server of {self._name} does not answer; replace the replica")
         return "Windows"

@@ -37,7 +37,7 @@ from osworld_pipeline.errors import DatasetError, DependencyError
 from osworld_pipeline.store import BlobStore
 
 EPISODES_A_BATCH = 16
-"""In memory at once, without their images."""
+"""Number of episodes in memory at once, without their images."""
 RewardKind = Literal["task", "shaped", "group"]
 _COLUMNS = "episode_id, task_id, group_id, checkpoint_id, outcome, task_reward, shaped_reward, processor_digest"
 _VALID = tuple(str(outcome) for outcome in Outcome if outcome.is_valid)

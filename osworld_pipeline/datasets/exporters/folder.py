@@ -16,7 +16,7 @@ from osworld_pipeline.errors import StoreError
 from osworld_pipeline.temp_names import is_stale, temp_name
 
 MANIFEST = "export.json"
-"""In the root of every export: describes it. Only a folder with this file is replaced."""
+"""A file in the root of every export, which describes it. Only a folder with this file is replaced."""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 

@@ -47,7 +47,7 @@ class HuggingFaceExport:
     """Summary of the export."""
 
     num_rows: dict[str, int]
-    """By config."""
+    """Number of rows by config."""
     num_shards: dict[str, int]
     num_images: int
     num_unknown_licence: int

@@ -39,7 +39,7 @@ class LakeExport:
     """Summary of the export."""
 
     num_rows: dict[str, int]
-    """By table."""
+    """Number of rows by table."""
     num_files: int
     num_bytes: int
     num_unknown_licence: int

@@ -33,7 +33,7 @@ from osworld_pipeline.store import BlobStore
 
 ACTION_SPACE = "pyautogui"
 LEFT_OUT_FILE = "LEFT_OUT.md"
-"""In the root: the episodes without a result, with reasons."""
+"""A file in the root: the episodes without a result, with reasons."""
 RESULT_FILE = "result.txt"
 TRAJECTORY_FILE = "traj.jsonl"
 _TIMESTAMP = "%Y%m%d@%H%M%S%f"

@@ -26,7 +26,7 @@ from osworld_pipeline.errors import ActionParseError, DatasetError
 
 IMPORTER = "agentnet"
 FAILED_REWARD = 0.0
-"""If the published file marks the task as not completed."""
+"""Reward of a task that the published file marks as not completed."""
 
 
 def import_agentnet(

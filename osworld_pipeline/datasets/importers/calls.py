@@ -117,7 +117,7 @@ class Pointer:
     """Position of the recorded pointer, and the held keys, across steps."""
 
     point: tuple[int, int] | None = None
-    """In pixels of the step's image; None if unknown."""
+    """Point in pixels of the step's image; None if unknown."""
     held: dict[str, bool] = field(default_factory=dict)
     """Keys that are held, in order, and whether another was pressed meanwhile."""
 

@@ -37,7 +37,7 @@ class ImportOptions:
     revision: str = ""
     """Revision of the origin: a commit, a date, a version; empty if unknown."""
     quality_rank: int = -1
-    """Of two equal demonstrations the one with the higher rank is kept."""
+    """The demonstration with the higher rank is kept if two are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ OnProgress = Callable[[int, int], None]
 @dataclass(frozen=True, kw_only=True)
 class Line:
     number: int
-    """From 1."""
+    """Line number, from 1."""
     record: dict[str, Any] | None
     """None if the line is not a JSON object; `reason` says why."""
     reason: str = ""

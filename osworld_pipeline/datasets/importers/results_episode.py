@@ -70,8 +70,8 @@ def attempt_episode(
 
 
 def _outcome(attempt: ResultAttempt) -> tuple[Outcome, str | None]:
-    """From the grader's score if there is one. Otherwise the model ended the task and it was not graded, or the run did
-    not finish."""
+    """The outcome by the grader's score if there is one. Otherwise the model ended the task and it was not graded, or
+    the run did not finish."""
     if attempt.score is not None:
         if attempt.score >= SUCCESS_THRESHOLD:
             return Outcome.SUCCESS, None

@@ -25,7 +25,7 @@ _FIRST_SCREEN = re.compile(r"(step_0(_.*)?|step_reset(_.*)?|initial.*)\.(png|jpe
 @dataclass(frozen=True, kw_only=True)
 class ResultStep:
     number: int
-    """As recorded; several actions of one answer share it."""
+    """The recorded number; several actions of one answer share it."""
     action: str
     """pyautogui code, or WAIT, DONE, FAIL; another action space's action as JSON."""
     image_action: str
@@ -33,8 +33,8 @@ class ResultStep:
     screen was scaled down for the model."""
     response: str
     screen: ProvenImage | None
-    """Before the action: OSWorld records the screen after each action, so this is the file of the previous step. The
-    first step has one only if the run kept its first screen."""
+    """The screen before the action: OSWorld records the screen after each action, so this is the file of the previous
+    step. The first step has one only if the run kept its first screen."""
     screen_problem: str
     """Why there is no screen; empty if there is one, or if none was recorded."""
 
@@ -110,8 +110,8 @@ def read_attempt(folder: Path) -> ResultAttempt:
 
 
 def read_result(folder: Path) -> ResultAttempt:
-    """Like `read_attempt`, but accepts an attempt without recorded steps: it has the grader's score if there is one,
-    else it was cut short before its first step."""
+    """Does the same as `read_attempt`, but accepts an attempt without recorded steps: it has the grader's score if
+    there is one, else it was cut short before its first step."""
     try:
         return read_attempt(folder)
     except DatasetError as error:

@@ -26,7 +26,7 @@ class Reading:
     base_ids: list[str] = field(default_factory=list)
     """Base ids of the usable records, in the order of the keys."""
     places: list[tuple[int, float | None]] = field(default_factory=list)
-    """Of the usable records: line in the block, and the recorded reward."""
+    """Line in the block and recorded reward of each usable record."""
     other_ids: list[str] = field(default_factory=list)
     """Base ids of unusable records; their tasks still count as seen."""
     faults: list[Fault] = field(default_factory=list)

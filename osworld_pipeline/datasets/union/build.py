@@ -34,9 +34,9 @@ class UnionSummary:
     stats: Mapping[str, Any]
     """The keys of Slime-OSWorld's osworld_train_stats.json."""
     num_rows: Mapping[str, int]
-    """By table, or by artefact."""
+    """Number of rows by table, or by artefact."""
     num_rejects: Mapping[str, int]
-    """By kind."""
+    """Number of rejects by kind."""
     num_duplicates: int
     """Demonstrations that an earlier source contains."""
     absent: Sequence[str]

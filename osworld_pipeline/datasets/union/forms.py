@@ -74,14 +74,14 @@ class Candidate:
     """A usable record; the parent decides whether it is a duplicate."""
 
     line_no: int
-    """In the block."""
+    """Line number in the block."""
     task_id: str
     key: bytes
     """Equal for equal demonstrations of one task."""
     content: Any
     """The data that the form needs to write it."""
     reward: float | None = None
-    """As recorded; None if the record has none."""
+    """The recorded reward; None if the record has none."""
 
     @property
     def base_id(self) -> str:

@@ -50,11 +50,11 @@ class ReplayCounts:
     num_records: Counter[str] = field(default_factory=Counter)
     """JSON objects by source, usable or not."""
     kept: Counter[str] = field(default_factory=Counter)
-    """By source, in order of first appearance."""
+    """Number of kept rows by source, in order of first appearance."""
     num_dropped_parse: int = 0
     num_duplicates: int = 0
     duplicates: dict[str, list[Duplicate]] = field(default_factory=dict)
-    """By the id of the kept row; only for the table."""
+    """Duplicates by the id of the kept row; used only by the table."""
     task_ids: set[str] = field(default_factory=set)
     """Base ids of all records with a readable id."""
     replay_ids: set[str] = field(default_factory=set)
@@ -135,7 +135,7 @@ class _Ledger:
     counts: ReplayCounts = field(default_factory=ReplayCounts)
     keys: set[bytes] = field(default_factory=set)
     lines_before: Counter[str] = field(default_factory=Counter)
-    """By path: number of lines before the next block."""
+    """Number of lines before the next block, by path."""
 
     def decide(self, job: Job, reading: Reading) -> tuple[list[int], int]:
         origin, counts = job[1], self.counts

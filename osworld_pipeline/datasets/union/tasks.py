@@ -28,12 +28,12 @@ class TaskConfigs:
     distill: dict[str, RawTask] = field(default_factory=dict)
     tree: dict[str, RawTask] = field(default_factory=dict)
     twins: dict[str, dict[str, RawTask]] = field(default_factory=dict)
-    """By base id, then by folder: all files of the tree with an id that several folders have."""
+    """All files of the tree with an id that several folders have, by base id, then by folder."""
     bare: dict[str, RawTask] = field(default_factory=dict)
     """The first row of an id with an instruction or a domain but no config."""
     imported: dict[str, RawTask] = field(default_factory=dict)
     imported_twins: dict[str, dict[str, RawTask]] = field(default_factory=dict)
-    """By base id, then by domain: the first imported task of each domain, of ids that several domains have."""
+    """The first imported task of each domain, by base id, then by domain, for ids that several domains have."""
     task_ids: set[str] = field(default_factory=set)
     """Seen in a source of tasks other than the tree."""
     num_records: Counter[str] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ class TaskConfigs:
         return None, "missing"
 
     def twins_of(self, task_id: str) -> Mapping[str, RawTask]:
-        """By domain, the tasks with this id; empty unless several domains have it."""
+        """The tasks with this id, by domain; empty unless several domains have it."""
         if task_id in self.imported and task_id not in self.tree and task_id not in self.distill:
             return self.imported_twins.get(task_id, {})
         return self.twins.get(task_id, {})
@@ -159,7 +159,7 @@ def _row(
 
 
 def is_windows(config: Mapping[str, Any]) -> bool:
-    """By the snapshot, or by a Windows path anywhere in keys or values."""
+    """Decides by the snapshot, or by a Windows path anywhere in keys or values."""
     if str(config.get("snapshot", "")).lower() in _WINDOWS_SNAPSHOTS:
         return True
     text = json.dumps(config)
@@ -167,7 +167,7 @@ def is_windows(config: Mapping[str, Any]) -> bool:
 
 
 def _is_for_windows(task: RawTask) -> bool:
-    """For a file of the tree: by its folder, or by its config."""
+    """Decides for a file of the tree by its folder, or by its config."""
     return "Windows" in PurePosixPath(task.path).parts or is_windows(task.config or {})
 
 
@@ -176,7 +176,7 @@ def _ordered_json(config: Mapping[str, Any]) -> str:
 
 
 def _config_domain(config: Mapping[str, Any]) -> str:
-    """From the config: its domain, else its first related app."""
+    """The domain that the config names, else its first related app."""
     apps = config.get("related_apps")
     first_app = apps[0] if isinstance(apps, list) and apps else ""
     return next((name for name in (config.get("domain"), first_app) if isinstance(name, str) and name), "")

@@ -68,7 +68,7 @@ class Rectangle:
 
     @property
     def geometry(self) -> str:
-        """In the format of X programs."""
+        """The rectangle in the format of X programs."""
         return f"{self.width}x{self.height}+{self.x}+{self.y}"
 
 
@@ -122,7 +122,8 @@ class Scene:
     evaluator: Mapping[str, Any]
     oracle: tuple[OracleStep, ...]
     other_way: tuple[OracleStep, ...] = ()
-    """In a family with a shortcut: the careful way if the oracle takes the shortcut; else the shortcut, which fails."""
+    """The other way in a family with a shortcut: the careful way if the oracle takes the shortcut; else the shortcut,
+    which fails."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,7 +66,7 @@ class SuiteTask:
     """They identify this instance in its family."""
     oracle: tuple[OracleStep, ...]
     other_way: tuple[OracleStep, ...]
-    """As in Scene."""
+    """The same as in Scene."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -331,7 +331,7 @@ class MultiTurnDataloader:
         return slot, tokens
 
     def _text_of(self, response_ids: Sequence[int]) -> str:
-        """Without the token that ended the turn."""
+        """The text without the token that ended the turn."""
         tokenizer = self._encoder.tokenizer
         ids = list(response_ids)
         if ids[-1] in (tokenizer.eos_token_id, tokenizer.pad_token_id):

@@ -34,7 +34,7 @@ class WaitingDesktop:
         client_id: str = "",
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """As `EnvClient`. Connections and thread start with the first reset."""
+        """The arguments are those of `EnvClient`. Connections and thread start with the first reset."""
         self._options: dict[str, Any] = {
             "token": token, "env_config": env_config, "timeouts": timeouts, "client_id": client_id,
             "transport": transport,

@@ -25,7 +25,7 @@ TEXT_KEYS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids
 @dataclass(frozen=True, kw_only=True)
 class EncodedImage:
     token_ids: tuple[int, ...]
-    """As in the prompt, with placeholders expanded."""
+    """Tokens of the prompt, with placeholders expanded."""
     inputs: Mapping[str, torch.Tensor]
     """The model's other inputs (pixel_values, image_grid_thw, ...), with images along the first axis."""
 

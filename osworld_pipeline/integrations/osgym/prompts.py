@@ -44,7 +44,7 @@ def read_prompt(observation: Any) -> Prompt:
 
 
 def write_prompt(prompt: Sequence[Part]) -> str:
-    """As OSGym's single string."""
+    """The prompt as OSGym's single string."""
     return "".join(
         part if isinstance(part, str) else f"{VISION_START}{base64.b64encode(part).decode()}{VISION_END}"
         for part in prompt

@@ -54,7 +54,7 @@ class ReplayBuffer:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """From the oldest to the newest."""
+        """The items from the oldest to the newest."""
         return (*self._ring[self._oldest :], *self._ring[: self._oldest])
 
     @property
@@ -85,8 +85,8 @@ class ReplayBuffer:
         self._open.pop(uid, None)
 
     def sample(self, batch_size: int, *, is_balanced: bool = True) -> list[Item]:
-        """At most `batch_size` different steps. Balanced: equally many low returns and others, as far as possible;
-        otherwise uniformly at random."""
+        """Samples at most `batch_size` different steps. Balanced: equally many low returns and others, as far as
+        possible; otherwise uniformly at random."""
         if not is_balanced:
             return self._random.sample(self._ring, min(batch_size, len(self._ring)))
         low = [item for item in self._ring if self._is_low(item)]

@@ -19,7 +19,8 @@ from typing import Any, Protocol
 from osworld_pipeline.errors import PipelineError
 
 CONTEXT = multiprocessing.get_context("forkserver")
-"""Not fork, because the parent has torch's threads. Not spawn, because it would load Python for each environment."""
+"""Fork is excluded because the parent has torch's threads, and spawn because it would load Python for each
+environment."""
 CONTEXT.set_forkserver_preload(["__main__", __name__])
 
 

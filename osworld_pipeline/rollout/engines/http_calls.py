@@ -56,7 +56,7 @@ class JsonClient:
         )
 
     async def get(self, url: str, *, timeout_s: float, allow_missing: bool = False) -> dict[str, Any]:
-        """As `post`. `allow_missing`: returns an empty result for an unknown address."""
+        """Does the same as `post`. `allow_missing`: returns an empty result for an unknown address."""
         try:
             return await self._call("GET", url, None, timeout_s)
         except MissingError:
@@ -74,7 +74,7 @@ class JsonClient:
         return await self._call("POST", url, body, timeout_s, wants_object=wants_object)
 
     async def put(self, url: str, body: AsyncIterable[bytes], *, timeout_s: float) -> dict[str, Any]:
-        """As `post`, for a body of any size."""
+        """Does the same as `post`, for a body of any size."""
         return await self._call("PUT", url, body, timeout_s)
 
     async def close(self) -> None:

@@ -116,8 +116,8 @@ class SglangEngine:
         }
 
     async def compare_newcomers(self, compare: Compare, *, passed: Collection[str], warn: Warn) -> None:
-        """From here on a server is sampled from only after a comparison, except those in `passed`, which uses the names
-        of `by_server`. `warn`: receives a message if a server is refused or cannot be compared."""
+        """After this call a server is sampled from only after a comparison, except those in `passed`, which uses the
+        names of `by_server`. `warn`: receives a message if a server is refused or cannot be compared."""
         self._newcomers = Newcomers(
             compare, run=self._admission.owner, peer_of=self._peer, reference_of=self._reference, warn=warn
         )
@@ -148,8 +148,8 @@ class SglangEngine:
             await self._load(await asyncio.to_thread(read_weights, path, policy_version=policy_version))
 
     async def load_trained(self, trained: TrainedWeights, *, policy_version: int) -> None:
-        """As `load_weights`, for weights that a trainer sends. Without a stream it waits until another program of the
-        run has sent them to a server.
+        """Does the same as `load_weights`, for weights that a trainer sends. Without a stream it waits until another
+        program of the run has sent them to a server.
 
         Raises:
             EngineError: no server received them within the budget.

@@ -108,8 +108,8 @@ class Admission:
             return await self._load(server, label, info, weights)
 
     async def _take_over(self, server: SglangServer, label: Label) -> Label:
-        """Under the load lock: weights of a run that has ended get the label of this run, which may then replace
-        them."""
+        """The caller holds the load lock. Weights of a run that has ended get the label of this run, which may then
+        replace them."""
         if label.owner in ("", self.owner) or await sglang_locks.is_leased(server, label.owner):
             return label
         label = replace(label, owner=self.owner)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from osworld_pipeline.rollout.engines.update_group import Bucket, UpdateGroup
 
 STEP_TIMEOUT_S = 60.0
-"""For the ranks to join, and for one bucket."""
+"""Limit until the ranks join, and of one bucket."""
 LEAST_RATE = 100e6
 """Bytes per second that a transfer must reach, as a mean."""
 WINDOW_S = 1.0
@@ -103,7 +103,6 @@ class Broadcaster:
         )
 
     def limit_s(self, source: Path | WeightStream) -> float:
-        """As LoadWeights."""
         num_bytes = weight_bytes(source) if isinstance(source, Path) else source.num_bytes
         return transfer_limit_s(num_bytes) + WINDOW_S + STEP_TIMEOUT_S
 
@@ -213,7 +212,7 @@ class _Sender:
     """The sending side of one transfer."""
 
     servers: Mapping[SglangServer, int]
-    """With the number of ranks of each."""
+    """The servers with the number of ranks of each."""
     address: str
     loop: asyncio.AbstractEventLoop
     _group: "UpdateGroup | None" = None
@@ -222,7 +221,7 @@ class _Sender:
     """Held while a thread uses the group."""
 
     def send(self, tensors: Iterable[tuple[str, "torch.Tensor"]]) -> None:
-        """As `Consume`."""
+        """Implements `Consume`."""
         from osworld_pipeline.rollout.engines.update_group import Packer
 
         packer = Packer(self._emit)

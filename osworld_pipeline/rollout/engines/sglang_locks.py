@@ -65,7 +65,7 @@ async def exclusive(
 def load_lock(
     server: SglangServer, is_needless: Callable[[], Awaitable[bool]], *, expires_s: float
 ) -> AbstractAsyncContextManager[bool]:
-    """As `exclusive`: the right to load weights into the server."""
+    """The right to load weights into the server, held as `exclusive` describes."""
     limit_s = max(LOAD_TIMEOUT_S, 2 * expires_s)
     return exclusive(server, LOAD_LOCK, expires_s=expires_s, limit_s=limit_s, is_needless=is_needless)
 
@@ -122,7 +122,7 @@ async def leave_mark(server: SglangServer, mark: str, *, limit_s: float | None =
 
 
 async def _open(server: SglangServer, session: str, limit_s: float | None) -> bool:
-    """As `open_session`; a session that opens after its caller was cancelled is closed again."""
+    """Does the same as `open_session`; a session that opens after its caller was cancelled is closed again."""
     opening = asyncio.create_task(server.open_session(session, limit_s=limit_s))
     try:
         return await asyncio.shield(opening)

@@ -15,7 +15,7 @@ from osworld_pipeline.errors import EngineError
 from osworld_pipeline.rollout.engines.http_calls import JsonClient, MissingError, TransientError, shown
 
 LOAD_TIMEOUT_S = 900.0
-"""For loading weights from disk: a large checkpoint on a network file system."""
+"""Limit of loading weights from disk: a large checkpoint on a network file system."""
 CONTROL_TIMEOUT_S = 60.0
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
@@ -57,7 +57,7 @@ class Gate:
 
     @asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """For one request; waits while the gate is closed."""
+        """Lets one request pass; waits while the gate is closed."""
         await self._opened.wait()
         self._num_inside += 1
         self._quiet.clear()

@@ -31,7 +31,7 @@ class Upload:
         self._client = client
         self._port = port
         self._turns: dict[str, asyncio.Lock] = {}
-        """By receiver: one upload at a time."""
+        """A lock of each receiver, which gets one upload at a time."""
 
     async def __call__(self, server: SglangServer, source: Path | WeightStream, label: str) -> None:
         assert isinstance(source, Path), "the trainer writes a folder"
@@ -39,7 +39,6 @@ class Upload:
         await server.load_weights(await self.place(server, source, Label.parse(label).weights), label)
 
     async def place(self, server: SglangServer, folder: Path, name: str) -> Path:
-        """As LoadWeights."""
         receiver = self._receiver_of(server)
         async with self._turns.setdefault(receiver, asyncio.Lock()):
             url = f"{receiver}/v1/weights/{name}"
@@ -49,7 +48,6 @@ class Upload:
         return Path(str(answer["path"]))
 
     def limit_s(self, source: Path | WeightStream) -> float:
-        """As LoadWeights."""
         assert isinstance(source, Path), "the trainer writes a folder"
         return 2 * CONTROL_TIMEOUT_S + weight_bytes(source) / LEAST_RATE
 
@@ -77,7 +75,7 @@ class Upload:
 
 
 def _files_of(folder: Path) -> list[tuple[Path, int]]:
-    """With their sizes."""
+    """The files with their sizes."""
     paths = [path for pattern in (WEIGHTS, *OTHER_FILES) for path in sorted(folder.glob(pattern))]
     return [(path, path.stat().st_size) for path in paths]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Consume = Callable[[Iterable[tuple[str, "torch.Tensor"]]], None]
 """Sends tensors by name. It blocks, and raises EngineError once a server has failed."""
 MANIFEST_FILE = "manifest.json"
-"""As training.manifest writes it."""
+"""The file that training.manifest writes."""
 DIGEST_FILE = "weights-digest.json"
 CONFIG_FILE = "config.json"
 WEIGHTS = "*.safetensors"
@@ -113,7 +113,7 @@ class Weights:
 
     @property
     def source(self) -> Path | WeightStream | None:
-        """Where a server gets them from; None if this program cannot provide them."""
+        """The place from which a server gets them; None if this program cannot provide them."""
         return self.path or (None if self.trained is None else self.trained.stream)
 
     @property
@@ -242,7 +242,8 @@ def _from_digest_file(folder: Path, files: list[Path]) -> str | None:
 
 
 def _from_manifest(folder: Path, files: list[Path]) -> str | None:
-    """As `weights_digest` in checkpoint.json: the digest of a single file, or else of all names and digests."""
+    """The same as `weights_digest` in checkpoint.json: the digest of a single file, or else of all names and
+    digests."""
     try:
         entries = json.loads((folder / MANIFEST_FILE).read_text())["files"]
         digests: list[str] = []

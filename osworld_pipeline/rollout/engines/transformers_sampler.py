@@ -71,7 +71,7 @@ class Progress:
 
 
 class Sampler:
-    """For one thread. `kept` is shared with the thread that prepares requests."""
+    """A sampler for one thread. `kept` is shared with the thread that prepares requests."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Sampler:
         self._kept = kept
         self._waiting: deque[Row] = deque()
         self._running: list[Row] = []
-        """In slot order. The newest token of each is not in its slot yet."""
+        """Rows in slot order. The newest token of each is not in its slot yet."""
         self._slots = KvSlots(model.config.text_config, device=device, dtype=model.dtype)
         self._features = FeatureCache(max_bytes=FEATURE_BYTES)
         self._stop_check = StopCheck(renderer)

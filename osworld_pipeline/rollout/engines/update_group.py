@@ -37,7 +37,7 @@ class Bucket:
 
     names: tuple[str, ...]
     dtype: str
-    """As an attribute of torch: `bfloat16`."""
+    """Name of an attribute of torch: `bfloat16`."""
     shapes: tuple[tuple[int, ...], ...]
     data: torch.Tensor
 

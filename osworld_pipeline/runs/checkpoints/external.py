@@ -29,7 +29,7 @@ HUB = "hub:"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 MODEL_TYPE = "qwen3_vl"
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", MODEL_CARD)
-"""For a repository that may hold its weights in other formats, too."""
+"""Files of a repository that may hold its weights in other formats, too."""
 
 FetchModel = Callable[[str, str | None], Path]
 """Returns the folder of a hub model at a revision (None: its main branch), named after the commit."""

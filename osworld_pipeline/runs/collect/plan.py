@@ -51,7 +51,7 @@ class CollectionPlan:
 
 class CollectionJob(DesktopJob):
     checkpoint: Policy
-    """For `oracle` only its id."""
+    """The policy; `oracle` uses only its id."""
     tasks: TaskChoice = TaskChoice()
     num_samples: int
     temperature: float
@@ -63,7 +63,7 @@ class CollectionJob(DesktopJob):
 
 
 def load_collected(state: StateDir, recipe: Recipe, choice: TaskChoice) -> EvalSuite:
-    """As load_tasks, with the additional suite `train`. Raises DatasetError."""
+    """Does the same as load_tasks, with the additional suite `train`. Raises DatasetError."""
     if choice.suite != TRAIN or choice.tasks_file:
         return load_tasks(state, recipe, choice)
     suite = recipe_suite(recipe)

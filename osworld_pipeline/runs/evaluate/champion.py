@@ -58,8 +58,8 @@ def choose_champion(state: StateDir, recipe: Recipe, *, current: str | None) -> 
 
 
 def _whole_evaluations(state: StateDir, recipe: Recipe) -> dict[str, Sequence[EvalRow]]:
-    """By checkpoint. Includes only checkpoints trained here, with a valid episode for each planned one, all graded on
-    one desktop image by one version of the grader."""
+    """The rows of each checkpoint. Includes only checkpoints trained here, with a valid episode for each planned one,
+    all graded on one desktop image by one version of the grader."""
     plans = {
         one.checkpoint_id: plan_evaluation(recipe, one.checkpoint_id)
         for one in all_checkpoints(state)

@@ -37,7 +37,7 @@ class EvaluationPlan:
     stage_key: str
     suite_digest: str
     episodes: Mapping[str, tuple[Task, EpisodePlan]]
-    """By part name."""
+    """Episodes by part name."""
 
     def finished(self, state: StateDir) -> dict[str, Episode]:
         """The episodes that need not run again, by part name. Faults are run again."""

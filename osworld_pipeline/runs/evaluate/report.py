@@ -250,7 +250,7 @@ def _rows_of(rows: Sequence[EvalRow], key: str) -> list[EvalRow]:
 
 
 def _ended_at(state: StateDir, stage_key: str) -> float:
-    """When the stage's checkpoint was written; infinity for a running stage."""
+    """The time at which the stage's checkpoint was written; infinity for a running stage."""
     card = state.checkpoints / stage_key / CARD
     return card.stat().st_mtime if card.is_file() else math.inf
 

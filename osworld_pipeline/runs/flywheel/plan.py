@@ -43,7 +43,7 @@ class FlywheelJob(SftJob):
 
     servers: EnvServers = Field()  # pyright: ignore[reportIncompatibleVariableOverride]
     previous: Measurement | None = None
-    """Of the round before."""
+    """The measurement of the round before."""
 
     @property
     def settings(self) -> SftSection:

@@ -88,7 +88,7 @@ def new_data_since(
 
 
 def last_look(state: StateDir, champion_id: str, history: Sequence[Retraining]) -> float:
-    """When the last re-training began; without one, when the champion was made (Unix time)."""
+    """Unix time at which the last re-training began; without one, that at which the champion was made."""
     if history:
         return history[0].began_at
     return (state.checkpoints / champion_id / CARD).stat().st_mtime

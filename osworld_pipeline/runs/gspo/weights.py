@@ -97,8 +97,8 @@ class ThroughFolder:
 
 
 class Broadcast:
-    """Through a process group with the servers; nothing is written. A server that restarts before the next update
-    receives the weights again."""
+    """Sends weights through a process group with the servers; nothing is written. A server that restarts before the
+    next update receives the weights again."""
 
     def __init__(
         self,

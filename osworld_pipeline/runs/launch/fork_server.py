@@ -113,7 +113,7 @@ class ForkedProgram:
                 signal.pidfd_send_signal(self._pidfd, signum)
 
     def _status(self) -> int:
-        """If the server died too, the program counts as killed."""
+        """The exit status. If the server died too, the program counts as killed."""
         try:
             return int(json.loads(self._server.recv(MAX_REQUEST_BYTES))["status"])
         except (OSError, ValueError):

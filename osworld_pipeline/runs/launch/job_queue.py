@@ -11,7 +11,7 @@ POLL_S = 0.2
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
     status: str
-    """In the words of the queue."""
+    """The status in the words of the queue."""
     message: str
     """Its explanation, in one line."""
     has_ended: bool
@@ -21,7 +21,7 @@ class JobQueue(Protocol):
     """Every method raises EnvServerError if the queue does not answer, or refuses."""
 
     place: str
-    """For messages, such as "the Ray at http://head:8265"."""
+    """Name in messages, such as "the Ray at http://head:8265"."""
 
     def submit(self, name: str, module: str, arguments: Sequence[str]) -> None:
         """Runs `python -m module arguments...` on any machine that shares the state folder. All users of a queue may
@@ -29,7 +29,7 @@ class JobQueue(Protocol):
         ...
 
     def status(self, name: str) -> JobStatus:
-        """Of a job that was submitted; it has ended if the queue does not know it any more."""
+        """Status of a submitted job; it has ended if the queue does not know it any more."""
         ...
 
     def stop(self, name: str, *, timeout_s: float) -> bool:

@@ -14,7 +14,7 @@ from osworld_pipeline.runs.parent import die_with_parent
 
 EXIT_RETRYABLE, EXIT_STOPPED = 3, 143
 FAILURE = "failure.json"
-"""In the scratch folder: the message Failed of the rank that failed first."""
+"""A file in the scratch folder: the message Failed of the rank that failed first."""
 
 
 def main(argv: list[str]) -> int:
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
 
 
 def _unsaid(program: str, rank: int, num_ranks: int, exit_code: int) -> str:
-    """For a rank that ended without a report."""
+    """The message about a rank that ended without a report."""
     if exit_code < 0:
         how = f"was killed by {signal.Signals(-exit_code).name} (out of memory?)"
     else:

@@ -72,7 +72,7 @@ def compare_trajectories(
     policy_version: int | None = None,
     cache: PixelCache | None = None,
 ) -> ExactnessReport:
-    """As compare_logprobs. Raises TrainingError, StoreError."""
+    """Does the same as compare_logprobs. Raises TrainingError, StoreError."""
     import torch
 
     from osworld_pipeline.training.objective.score import score_trajectories

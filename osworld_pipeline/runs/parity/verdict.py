@@ -42,7 +42,7 @@ class Tolerance:
 
 TOLERANCES = {"float32": Tolerance(rounding=1e-4, limit=1e-3)}
 HALF_PRECISION = Tolerance(rounding=5e-3, limit=0.1)
-"""For bfloat16 and float16."""
+"""Tolerance of bfloat16 and float16."""
 
 
 def tolerance_of(dtype: str) -> Tolerance:

@@ -65,7 +65,7 @@ def embedded_env_server(spec: ServerSpec) -> Iterator[EnvServers]:
 
 @contextmanager
 def kept_env_server() -> Iterator[None]:
-    """Within the block, one embedded env server of this process stays up between uses, so its desktops need not
+    """Keeps one embedded env server of this process running between uses within the block, so its desktops need not
     restart. It is replaced if it has died or if another spec is requested."""
     _Keeper.current = keeper = _Keeper()
     try:

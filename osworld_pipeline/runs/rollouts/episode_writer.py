@@ -6,11 +6,11 @@ from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.store import TrajectoryStore
 
 MAX_EPISODES = 256
-"""In one write. A kill loses the episodes that are not written yet; they run again."""
+"""Limit of the episodes in one write. A kill loses the episodes that are not written yet; they run again."""
 
 
 class EpisodeWriter:
-    """For one event loop. Each episode is a part of its own, named like it."""
+    """A writer for one event loop. Each episode is a part of its own, named like it."""
 
     def __init__(self, store: TrajectoryStore) -> None:
         self._store = store

@@ -42,9 +42,9 @@ class _Slot(Generic[One]):
     number: int
     one: One | None = None
     num_failures: int = 0
-    """In a row."""
+    """Number of failures in a row."""
     failure: PipelineError | None = None
-    """Of the last start."""
+    """Error of the last start."""
 
 
 class Keeper(Generic[One]):

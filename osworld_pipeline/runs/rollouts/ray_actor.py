@@ -35,7 +35,7 @@ class Opened:
     engine_name: str
     uses_chat_api: bool
     grounds: frozenset[Grounds] | None
-    """As RolloutSession.grounds."""
+    """The same as RolloutSession.grounds."""
 
 
 class ActorSession(Protocol):

@@ -29,7 +29,7 @@ from osworld_pipeline.runs.rollouts.server_process import STOP_GRACE_S, ServerPr
 POLL_S = 0.5
 STOP_LIMIT_S = STOP_GRACE_S + SLACK_S
 ABSENT_S = 10.0
-"""For stopping an actor that did not answer."""
+"""Limit of stopping an actor that did not answer."""
 MAX_CONCURRENCY = 1000
 
 
@@ -72,7 +72,7 @@ class EnvServerActor:
         return self._server.how_it_ended()
 
     async def stop(self) -> None:
-        """Also while it starts."""
+        """Stops it even while it starts."""
         self._is_over.set()
         async with self._lock:
             await asyncio.to_thread(self._stack.close)
@@ -155,8 +155,8 @@ class _RayServer:
 
 
 async def _answer(call: Any) -> Any:
-    """As answer_of, without a limit: until a node has room for the actor, or until its server ends. Raises
-    EnvServerError also for what the actor did not expect, such as a log that cannot be written."""
+    """Does the same as answer_of, without a limit: it waits until a node has room for the actor, or until its server
+    ends. Raises EnvServerError also for what the actor did not expect, such as a log that cannot be written."""
     from ray.exceptions import RayTaskError
 
     try:

@@ -162,13 +162,13 @@ class ActorPool:
         return await _gather([call(actor) for actor in await self._running()])
 
     async def update(self, open_session: OpenSession, method: str, *arguments: Any, limit_s: float) -> None:
-        """Like call_each, for a method that makes a session like one of `open_session`, with which actors start from
-        now on. An actor that is just starting is updated before its first call."""
+        """Does the same as call_each, for a method that makes a session like one of `open_session`, with which actors
+        start from now on. An actor that is just starting is updated before its first call."""
         self._open_session, self._update = open_session, (method, arguments, limit_s)
         await self.call_each(method, *arguments, limit_s=limit_s)
 
     async def _running(self) -> list[OpenActor]:
-        """At least one."""
+        """The running actors, at least one."""
         while not (actors := [actor for actor in self._keeper.running if not actor.is_lost]):
             await asyncio.sleep(0)  # the keeper takes note of lost actors
             await self._keeper.wait_ready(self._share.start_timeout_s)

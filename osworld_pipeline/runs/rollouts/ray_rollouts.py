@@ -30,7 +30,7 @@ from osworld_pipeline.runs.rollouts.session import ServedWeights, episode_settin
 OpenWith = Callable[[Weights, str], AbstractAsyncContextManager[ActorSession]]
 """Opens an actor's session with weights and a client id."""
 LOAD_TIMEOUT_S = 600.0
-"""For loading a checkpoint in an actor."""
+"""Limit of loading a checkpoint in an actor."""
 
 
 class RayRollouts:

@@ -47,8 +47,8 @@ async def open_rollouts(
     engine: PolicyEngine | None = None,
     report: Report,
 ) -> AsyncIterator[Rollouts]:
-    """As rollout_session. `actors`: the share of a cluster whose actors run the episodes; None runs them here. Actors
-    use neither `model`, because they have their own, nor `report`: they log. `engine` is picklable."""
+    """Does the same as rollout_session. `actors`: the share of a cluster whose actors run the episodes; None runs them
+    here. Actors use neither `model`, because they have their own, nor `report`: they log. `engine` is picklable."""
     if actors is None:
         async with rollout_session(
             recipe=recipe,

@@ -23,7 +23,7 @@ class ServerProcess:
     process: subprocess.Popen[bytes]
     log_path: Path
     log_start: int
-    """Where its own lines start in the log."""
+    """The place in the log where its own lines start."""
     url: str = ""
     """Empty until it is ready."""
 

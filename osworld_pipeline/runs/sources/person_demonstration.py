@@ -131,7 +131,7 @@ class _Player:
         self._pointer, self._number = Pointer(), 0
 
     async def play(self) -> None:
-        """Until the person ends the demonstration."""
+        """Runs until the person ends the demonstration."""
         while self.recorder.num_turns < MAX_STEPS:
             found = await self._desktop.next_input(self._number, wait_s=POLL_S)
             if not found.number:

@@ -48,7 +48,7 @@ class FailedRecording:
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     demonstrations: tuple[Demonstration, ...]
-    """In task order."""
+    """The demonstrations in task order."""
     failed: tuple[FailedRecording, ...]
     num_attempts: int
 

@@ -23,7 +23,7 @@ from osworld_pipeline.errors import DatasetError
 from osworld_pipeline.runs.code_version import code_version
 
 FOLDER = "raw_sources"
-"""In the tables' folder: one file for each source, so that concurrent writers do not conflict."""
+"""A folder in the tables' folder: one file for each source, so that concurrent writers do not conflict."""
 READERS = ("osworld_pipeline.datasets", "osworld_pipeline.datasets.union", "osworld_pipeline.domain.replay")
 """The modules that determine how many records are found."""
 NUM_REJECTS_KEPT = 10
@@ -74,7 +74,7 @@ class ImportsState:
     num_demonstrations: int
     num_rejects: int
     rows: tuple[tuple[Any, ...], ...]
-    """For each import: name, importer, demonstrations, tasks, rejects, licence, revision, origin."""
+    """A row for each import: name, importer, demonstrations, tasks, rejects, licence, revision, origin."""
     rejects: tuple[tuple[str, int, str, str], ...]
     """The first ones: file, line, kind and reason."""
 

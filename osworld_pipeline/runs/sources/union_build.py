@@ -49,7 +49,7 @@ class UnionBuild:
     tables: Mapping[str, BuiltTable]
     stats: Mapping[str, Any]
     num_rejects: Mapping[str, int]
-    """By kind."""
+    """Number of rejects by kind."""
     is_reused: bool = False
 
 

@@ -24,7 +24,7 @@ MAX_FOUND = 20
 """How many violations are listed: one is enough to fail, and thousands do not help."""
 MAX_REJECT_SHARE = 0.5
 MIN_RECORDS = 20
-"""Below this number of records a share is not meaningful."""
+"""A share of fewer records is not meaningful."""
 MAX_FAILED_SHARE = 0.1
 ROWS_PER_BATCH = 64
 

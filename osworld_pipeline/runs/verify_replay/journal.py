@@ -19,13 +19,13 @@ from osworld_pipeline.file_locks import TakenError, lock
 from osworld_pipeline.store import TrajectoryStore
 
 FOLDER = "verifying"
-"""In the trajectories' folder: one journal for each active run."""
+"""A folder in the trajectories' folder: one journal for each active run."""
 ROWS_PER_PART = 64
 
 
 class VerificationJournal:
-    """For one thread at a time. Entering it imports journals of killed runs; leaving it moves its content into the
-    store."""
+    """A journal for one thread at a time. Entering it imports journals of killed runs; leaving it moves its content
+    into the store."""
 
     def __init__(self, state: StateDir) -> None:
         self._store = TrajectoryStore(state)

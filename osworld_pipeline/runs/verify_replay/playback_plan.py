@@ -27,7 +27,7 @@ from osworld_pipeline.tables.builds import one_build
 from osworld_pipeline.tables.owned import read_table, table_path
 
 DEFAULT_DIALECT = "slime"
-"""For rows written before the table had this column."""
+"""Dialect of rows written before the table had this column."""
 ROWS_PER_BATCH = 64
 _NUMBER = re.compile(r"\d+$")
 _COLUMNS = (
@@ -47,7 +47,7 @@ class PlayedTurn:
 
     dialect: str
     arguments: Mapping[str, Any]
-    """In normal form, with points as the model wrote them."""
+    """Arguments in normal form, with points as the model wrote them."""
     image_size: tuple[int, int] | None = None
     """(width, height) of the image that its points refer to in pixels; None if there is none."""
 
@@ -70,7 +70,7 @@ class Playback:
 @dataclass(frozen=True, kw_only=True)
 class PlaybackPlan:
     playbacks: tuple[Playback, ...]
-    """In playback order: one demonstration of each task first, then the second ones; deterministic."""
+    """The playbacks in playback order: one demonstration of each task first, then the second ones; deterministic."""
     tasks: Mapping[str, Task]
     unplayable: Mapping[str, tuple[str, ...]]
     """Row ids by the reason why they cannot be verified; this is an outcome, not a failure."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True)
 class Question:
     name: str
-    """For the command line: `osworld-pipeline cookbook NAME`."""
+    """The name on the command line: `osworld-pipeline cookbook NAME`."""
     question: str
     sql: str
     """One SELECT over the views, without parameters and without a semicolon."""

@@ -235,12 +235,12 @@ class ReplayCandidates:
         return self._injected
 
     def recent_groups(self, task_id: str) -> RecentGroups:
-        """Only for the strategy `recent_failure`."""
+        """The recent groups of a task, used only by the strategy `recent_failure`."""
         return self._failures.get(task_id, RecentGroups())
 
     def find(self, task_ids: Sequence[str]) -> dict[str, list[ReplayCandidate]]:
-        """For each task with candidates: the rows of its exact id, else those of all chunks of its base id, in a fixed
-        order. At most `per_task` rows per original task id."""
+        """The candidates of each task that has any: the rows of its exact id, else those of all chunks of its base id,
+        in a fixed order. At most `per_task` rows per original task id."""
         asked = sorted(set(task_ids))
         found: dict[str, list[ReplayCandidate]] = {}
         with self._explained():

@@ -33,8 +33,8 @@ class RecentEpisodes:
 def recent_success(
     state: StateDir, *, stage_key: str, lineage: Sequence[Ancestor], update: int, num_groups: int
 ) -> Mapping[str, RecentEpisodes]:
-    """By task, over its last `num_groups` groups: those of the stage's updates before `update`, then those of the
-    stages in `lineage`, the nearest first. A task that is absent was not tried.
+    """The recent episodes of each task, over its last `num_groups` groups: those of the stage's updates before
+    `update`, then those of the stages in `lineage`, the nearest first. A task that is absent was not tried.
 
     Raises:
         TableError: the tables cannot be read.

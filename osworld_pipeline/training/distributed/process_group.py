@@ -77,7 +77,7 @@ class ProcessGroup:
         )
 
     def sum(self, value: float) -> float:
-        """Over the ranks, in float64 and in rank order."""
+        """The sum over the ranks, in float64 and in rank order."""
         return float(sum(self.gather(value)))
 
     def report_error(self, message: str) -> None:

@@ -64,7 +64,7 @@ def gather_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def gather_trained(model: Any, process_group: ProcessGroup) -> dict[str, torch.Tensor]:
-    """As `gather_weights`, for the trained parameters only."""
+    """Does the same as `gather_weights`, for the trained parameters only."""
     trained = {name: param.detach() for name, param in model.named_parameters() if param.requires_grad}
     if process_group.is_alone:
         return trained

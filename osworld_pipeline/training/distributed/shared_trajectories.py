@@ -16,7 +16,7 @@ ReadImage = Callable[[str], bytes]
 @dataclass(frozen=True, kw_only=True)
 class _Sent:
     trajectories: tuple[Trajectory, ...]
-    """Without the images that are sent as hashes."""
+    """The trajectories without the images that are sent as hashes."""
     hashes: tuple[tuple[str, ...] | None, ...]
     """Hashes of each trajectory; None if its images are sent as bytes."""
 

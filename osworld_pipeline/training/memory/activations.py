@@ -56,7 +56,7 @@ def text_checkpoint_bytes(shape: TextShape, *, num_tokens: int, num_bytes: int) 
 
 
 def logits_bytes(shape: TextShape, *, num_tokens: int, num_bytes: int, max_chunk_logits: int) -> int:
-    """For the output projection of `num_tokens` response tokens, in chunks: the logits in the model's dtype and in
+    """Bytes of the output projection of `num_tokens` response tokens, in chunks: the logits in the model's dtype and in
     float32, log-probabilities, probabilities (the entropy's), and in the backward pass two gradients in float32 and one
     in the model's dtype."""
     chunk_tokens = max(1, max_chunk_logits // shape.vocab_size)
@@ -92,7 +92,8 @@ def vision_forward_bytes(shape: VisionShape, *, num_patches: int, num_bytes: int
 
 
 def image_bytes(shape: VisionShape, *, num_patches: int, num_bytes: int) -> int:
-    """For the images of a pass: pixel values in float32 and in the model's dtype, features and deepstack features."""
+    """Bytes of the images of a pass: pixel values in float32 and in the model's dtype, features and deepstack
+    features."""
     pixels = num_patches * shape.patch_values * (FLOAT + num_bytes)
     num_tokens = num_patches // shape.patches_per_token
     return pixels + num_tokens * num_bytes * shape.out_hidden_size * (1 + shape.num_deepstack)

@@ -52,7 +52,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """For one rank."""
+    """The estimate of one rank."""
 
     stage: Stage
     items: tuple[Item, ...]
@@ -83,7 +83,7 @@ def estimate(recipe: Recipe, shape: ModelShape, stage: Stage, *, may_sample: boo
 
 
 def largest_estimate(recipe: Recipe, shape: ModelShape) -> Estimate:
-    """For the stage that needs most GPU memory."""
+    """The estimate of the stage that needs most GPU memory."""
     return max((estimate(recipe, shape, stage) for stage in STAGES), key=lambda one: one.gpu_bytes)
 
 
@@ -112,7 +112,8 @@ class _Sizes:
 
     @property
     def trained_parameters(self) -> int:
-        """Without adapters: the language model, and the vision tower if it is trained."""
+        """The adapters' parameters; without adapters, those of the language model, and of the vision tower if it is
+        trained."""
         lora, text, vision = self.recipe.trainer.lora, self.shape.text, self.shape.vision
         if lora is not None:
             layers = text.linear_layers
@@ -130,7 +131,7 @@ class _Sizes:
 
     @property
     def engine_shares_weights(self) -> bool:
-        """As runs/gspo/weights.py `shares_model`."""
+        """The same decision as `shares_model` of runs/gspo/weights.py."""
         is_plain = self.num_ranks == 1 and self.recipe.trainer.lora is None
         return self.has_engine and is_plain and self.recipe.rollout.mode == "synchronous"
 

@@ -41,7 +41,7 @@ class Fit:
     recipe: Recipe
     shape: ModelShape
     estimate: Estimate
-    """For the stage with the largest need."""
+    """Estimate of the stage with the largest need."""
     gpu_bytes: int | None
     """Memory of one GPU; None if unknown."""
 
@@ -119,7 +119,7 @@ class Fit:
 
 
 def judge(recipe: Recipe, shape: ModelShape, *, gpu_bytes: int | None) -> Fit:
-    """By the stage with the largest need."""
+    """Judges by the stage with the largest need."""
     return Fit(recipe=recipe, shape=shape, estimate=largest_estimate(recipe, shape), gpu_bytes=gpu_bytes)
 
 
@@ -179,7 +179,7 @@ def _changed(recipe: Recipe, change: Change) -> Recipe | None:
 
 
 def _shown(value: Any) -> str:
-    """In the syntax of --set."""
+    """The value in the syntax of --set."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

@@ -123,7 +123,7 @@ class ModelShape:
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Self:
-        """From a config.json as a mapping. Raises KeyError, TypeError."""
+        """The shape in a config.json, given as a mapping. Raises KeyError, TypeError."""
         text, vision = config["text_config"], config["vision_config"]
         is_tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
         frames, side = vision.get("temporal_patch_size", 2), vision.get("patch_size", 16)
@@ -153,7 +153,7 @@ class ModelShape:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Self:
-        """From a model's folder. Raises StoreError."""
+        """The shape in a model's folder. Raises StoreError."""
         path = folder / CONFIG_FILE
         try:
             return cls.of_config(json.loads(path.read_text()))

@@ -10,9 +10,9 @@ from osworld_pipeline.domain.group import RolloutGroup
 
 Estimator = Literal["mean_std", "mean", "leave_one_out"]
 SignalRule = Literal["task", "shaped"]
-"""Which rewards of a group must differ for it to be trained on: the raw task rewards or the shaped ones."""
+"""The rewards of a group that must differ for it to be trained on: the raw task rewards or the shaped ones."""
 STD_FLOOR = 1e-6
-"""Below this the rewards are equal up to rounding: their difference is noise, which no estimator turns into a
+"""Rewards with a smaller deviation are equal up to rounding: their difference is noise, which no estimator turns into a
 signal."""
 
 
@@ -88,7 +88,7 @@ def no_signal_reason(group: RolloutGroup, advantages: GroupAdvantages, rule: Sig
 
 
 def _differ(rewards: Sequence[float]) -> bool:
-    """By more than rounding."""
+    """Whether the rewards differ by more than rounding."""
     return any(compute_advantages(rewards, "mean"))
 
 

@@ -29,7 +29,7 @@ from osworld_pipeline.training.objective.loss import MAX_LOG_RATIO
 @dataclass(frozen=True, kw_only=True)
 class ImportanceWeights:
     weights_N: torch.Tensor
-    """Without gradient; float32."""
+    """Weights without gradient, in float32."""
     effective_share: float
     """Kish's effective sample size over the number of samples, (sum w)^2 / (n sum w^2) (Kish 1965, Survey Sampling):
     over tokens for the token forms and `none` (with the r_t as weights), over episodes for the sequence forms. 1 on
@@ -72,7 +72,7 @@ def importance_weights(
 
 
 def effective_share(weights: torch.Tensor) -> float:
-    """As ImportanceWeights.effective_share."""
+    """The same as ImportanceWeights.effective_share."""
     total = float(weights.double().sum())
     return total * total / (len(weights) * float(weights.double().square().sum())) if total > 0 else 0.0
 

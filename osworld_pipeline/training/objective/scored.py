@@ -28,7 +28,7 @@ class ScoredBatch:
     items: tuple[ScoredTrajectory, ...]
     metrics: dict[str, float]
     effective_share: float
-    """As importance.ImportanceWeights.effective_share."""
+    """The same as importance.ImportanceWeights.effective_share."""
 
 
 def score_batch(

@@ -136,7 +136,7 @@ def verified_base(adapter: AdapterCheckpoint) -> Base:
 def save_adapter(
     folder: Path, model: Any, factors: Mapping[str, torch.Tensor], section: LoraSection, base: Base, *, place: Path
 ) -> None:
-    """In peft's own format. `place`: the final path of `folder`."""
+    """Writes peft's own format. `place`: the final path of `folder`."""
     folder.mkdir()
     save_file({file_name_of(name): factors[name].contiguous() for name in factors}, folder / WEIGHTS_FILE)
     layers = sorted({name.partition(".lora_")[0] for name in factors})

@@ -21,7 +21,7 @@ from osworld_pipeline.errors import StoreError
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
 READ_SINCE = {1: "0.1.0"}
-"""By format, the first version of this program that reads it."""
+"""The first version of this program that reads each format."""
 NOT_LISTED = (MANIFEST_FILE, BASE_FILE)
 """Files without an entry. The recorded location of a base may be corrected; a digest identifies the base."""
 MAX_HASH_THREADS = 8

@@ -13,13 +13,13 @@ from osworld_pipeline.web.names import stage_rank
 UPDATE = "update"
 """Label of the horizontal axis."""
 Values = Mapping[str, Mapping[int, float]]
-"""By metric and update."""
+"""Values by metric and update."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     name: str
-    """In MLflow."""
+    """Name in MLflow."""
     words: str
     unit: str = "value"
     """Label of the vertical axis, where the metric has its own plot."""
@@ -90,11 +90,12 @@ REPORTED_METRICS = (
 )
 """The metrics that the plots read from MLflow."""
 _KNOWN = {metric.name: metric for metric in (*SUCCESS_METRICS, *REPORTED_METRICS)}
-"""In the order of their plots."""
+"""The metrics in the order of their plots."""
 
 
 def by_metric(points: Iterable[MetricPoint]) -> dict[str, dict[int, float]]:
-    """Of two points of one update the last counts (a resumed run reports some twice)."""
+    """The values by metric and update. The last of two points of one update counts (a resumed run reports some
+    twice)."""
     found: dict[str, dict[int, float]] = {}
     for point in points:
         if is_drawn(point.value):

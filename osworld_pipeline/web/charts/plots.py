@@ -139,7 +139,7 @@ def stacked_chart(
 
 
 def is_drawn(value: float) -> bool:
-    """Not NaN, not infinite, and not so large that a range overflows."""
+    """Whether the value is finite, and not so large that a range overflows."""
     return abs(value) <= LARGEST
 
 
@@ -191,7 +191,7 @@ class _Plane:
         return max(1.0, min(40.0, 0.84 * (self.x(self.x_low + 1) - LEFT), 0.84 * (WIDTH - LEFT - RIGHT) / num_columns))
 
     def _tick(self, value: float) -> str:
-        """With enough decimals to distinguish neighbouring ticks."""
+        """The value with enough decimals to distinguish neighbouring ticks."""
         if self.is_share:
             return f"{value:.0%}"
         if value == 0:

@@ -52,7 +52,7 @@ class Filmstrip:
 
 
 def read_filmstrips(state: StateDir, chosen: Sequence[FilmstripOf]) -> list[Filmstrip]:
-    """In the order of `chosen`. Raises TableError."""
+    """The filmstrips in the order of `chosen`. Raises TableError."""
     if not chosen:
         return []
     blobs = BlobStore(state.blobs)

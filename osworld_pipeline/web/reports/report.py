@@ -134,7 +134,7 @@ def whole_changes(
 def family_table(
     rows: Sequence[EvalRow], scores: Sequence[CheckpointScore], *, confidence: float
 ) -> dict[str, list[Cell]]:
-    """For each family one cell for each checkpoint, in the order of `scores`."""
+    """The cells of each family: one for each checkpoint, in the order of `scores`."""
     table: dict[str, list[Cell]] = {}
     for family in sorted({row.family for row in rows}):
         cells = []

@@ -65,7 +65,7 @@ def _stage(path: Path) -> str:
 
 
 def _begun(state: StateDir) -> dict[str, tuple[float, int]]:
-    """By stage with rollouts: its start time (0.0: unknown), and the number of updates that it began."""
+    """The start time (0.0: unknown) of each stage with rollouts, and the number of updates that it began."""
     sql = """
         SELECT stage_key, coalesce(min(started_at) FILTER (started_at > 0), 0.0), max("update")
         FROM episodes WHERE purpose = 'train' AND "update" >= 1 GROUP BY 1

@@ -46,7 +46,7 @@ class Pair:
     checkpoint_id: str
     versus: Versus
     effect: Effect
-    """Of these two only, which are of one run."""
+    """Effect of these two alone, which are of one run."""
     gains: tuple[TaskChange, ...]
     regressions: tuple[TaskChange, ...]
     num_more: int

@@ -153,7 +153,7 @@ def _facts(record: TrainingRecord) -> dict[str, str]:
 
 
 def _rolled_out(episodes: Sequence[TrainingEpisode]) -> str:
-    """From the start of the first episode to the end of the last one, UTC."""
+    """The times of the start of the first episode and of the end of the last one, UTC."""
     begun = [one.started_at for one in episodes if one.started_at > 0]
     if not begun:
         return ""

@@ -54,7 +54,7 @@ LIVE_POLICY = POLICY.replace("img-src 'self'", "img-src 'self' blob:")
 PART_HEADER = "x-part"
 """Sent by a page that requests only its changing part."""
 _HUNG_UP = Response(status_code=499)
-"""For a client that has disconnected; it is not sent."""
+"""The response to a client that has disconnected; it is not sent."""
 
 
 def create_app(settings: ViewerSettings, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:

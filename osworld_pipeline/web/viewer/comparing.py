@@ -54,7 +54,7 @@ class TaskPair:
     """A task before and after, one episode for each seed."""
 
     task_key: str
-    """As in the view `evals`."""
+    """The key in the view `evals`."""
     instruction: str
     before: tuple[Mapping[str, Any], ...]
     after: tuple[Mapping[str, Any], ...]
@@ -73,9 +73,9 @@ class Compared:
     pairs: tuple[TaskPair, ...]
     """Largest gains first, then largest losses, then the others."""
     alone: Change
-    """Of these two only, which are one run."""
+    """Change of these two alone, which are one run."""
     across: Change | None
-    """Over all training runs that differ from these only in seeds, if there are several."""
+    """Change over all training runs that differ from these only in seeds, if there are several."""
     counts: Mapping[str, int]
     """Number of tasks by kind."""
 

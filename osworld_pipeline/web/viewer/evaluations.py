@@ -26,7 +26,7 @@ class Evaluations:
         self._names: Mapping[str, EvaluationName] = {}
 
     def names(self, reader: Reader) -> Mapping[str, EvaluationName]:
-        """By evaluation key, in the order of suite and time."""
+        """The names by evaluation key, in the order of suite and time."""
         recorded = recorded_suites(self._state)
         made_from = (self._index.generation, own_suite_files(self._state), recorded)
         with self._lock:

@@ -151,7 +151,7 @@ def _counted_span(span: Span, rows: list[tuple[Any, ...]]) -> CountedSpan:
 
 
 def _bar(span: Span, start: float, end: float, low: float, high: float, count: int) -> Bar:
-    """For whole numbers the bounds are the first and last whole number in the bar."""
+    """The bounds for whole numbers are the first and last whole number in the bar."""
     if high == low:
         return Bar(low=low, high=high, count=count)
     if span.is_whole:

@@ -19,7 +19,7 @@ class HeadFile:
     """The head's path below its table's folder; it identifies the file."""
     head: Path
     details: Mapping[str, Path]
-    """By table."""
+    """Files of details by table."""
     is_compacted: bool
 
 
@@ -28,7 +28,7 @@ class StoreFiles:
     """Files of one head table."""
 
     files: Mapping[str, HeadFile]
-    """By key."""
+    """Files by key."""
     rewritten: frozenset[str]
     """Parts whose rows in compacted files are no longer valid."""
 

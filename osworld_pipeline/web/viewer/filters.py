@@ -68,15 +68,15 @@ SORTS = {
 TEXTS = ("q", "said", "where")
 """Free text in task, instruction, id or fault; in the model's text; a condition in SQL over `episodes`."""
 NOTHING = "none"
-"""In an address, for rows without a value."""
+"""Value in an address for rows without a value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeFilter:
     chosen: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By facet."""
+    """Chosen values by facet."""
     spans: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
-    """By span: lowest and highest, None if open."""
+    """Lowest and highest value of each span, None if open."""
     hidden: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
     sort: str = "newest"
@@ -128,7 +128,7 @@ class EpisodeFilter:
         return pairs
 
     def toggled(self, facet: str, value: str) -> "EpisodeFilter":
-        """With a value added or removed; on the first page."""
+        """The filter with a value added or removed; on the first page."""
         had = self.chosen.get(facet, ())
         values = tuple(one for one in had if one != value) if value in had else (*had, value)
         chosen = {name: kept for name, kept in {**self.chosen, facet: values}.items() if kept}
@@ -139,7 +139,7 @@ class EpisodeFilter:
         return replace(self, spans={key: ends for key, ends in spans.items() if ends != (None, None)}, page=1)
 
     def without(self, name: str) -> "EpisodeFilter":
-        """Without the choice, range or text of this name."""
+        """The filter without the choice, range or text of this name."""
         kept = [{key: value for key, value in group.items() if key != name}
                 for group in (self.chosen, self.spans, self.hidden, self.texts)]  # fmt: skip
         return replace(self, chosen=kept[0], spans=kept[1], hidden=kept[2], texts=kept[3], page=1)

@@ -22,7 +22,7 @@ class GroupView:
 
     @property
     def advantages(self) -> dict[str, float]:
-        """By episode, for those with an advantage."""
+        """Advantages by episode, for those with an advantage."""
         return {one["episode_id"]: one["advantage"] for one in self.siblings if one["advantage"] is not None}
 
 

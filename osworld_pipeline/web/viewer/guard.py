@@ -78,8 +78,8 @@ class Guard:
         return None if self._is_known(headers) else HTMLResponse(self._ask("", here), 401)
 
     def _is_known(self, headers: Mapping[bytes, bytes]) -> bool:
-        """By its token, or by the cookie. A browser adds the cookie to requests of other pages too, so these are
-        refused."""
+        """Recognises a browser by its token, or by the cookie. A browser adds the cookie to requests of other pages
+        too, so these are refused."""
         if self._is_token_in(headers):
             return True
         try:

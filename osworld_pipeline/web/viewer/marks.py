@@ -50,7 +50,7 @@ class Mark:
     to_x: float | None = None
     to_y: float | None = None
     direction: str = ""
-    """Of a scroll: up, down, left or right."""
+    """Direction of a scroll: up, down, left or right."""
     number: int = 0
     """Position in a sequence, from 1; 0 if the turn is one action."""
     is_assumed: bool = False

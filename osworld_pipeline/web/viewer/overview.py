@@ -14,9 +14,9 @@ from osworld_pipeline.web.viewer.index import Reader
 class Overview:
     totals: dict[str, Any]
     checkpoints: list[dict[str, Any]]
-    """In the order of the stages."""
+    """Checkpoints in the order of the stages."""
     evaluations: dict[str, list[Evaluated]]
-    """By checkpoint, one for each evaluation setting; different settings are not added up."""
+    """Evaluations by checkpoint, one for each evaluation setting; different settings are not added up."""
     at_work: list[dict[str, Any]]
     """Stages with rollouts and without a final checkpoint: they train now, or were interrupted."""
     others: list[dict[str, Any]]

@@ -27,7 +27,7 @@ Key = tuple[int, tuple[tuple[str, str], ...]]
 
 
 class Questions:
-    """For use in one event loop."""
+    """Questions of one event loop."""
 
     def __init__(self, state: StateDir, index: EpisodeIndex, *, limit_s: float = QUESTION_LIMIT_S) -> None:
         self._state, self._index = state, index
@@ -86,7 +86,7 @@ class Questions:
 
 @cache
 def _empty_tables() -> dict[str, str]:
-    """For each part table, the statement that creates it empty with DuckDB's types."""
+    """The statement for each part table that creates it empty with DuckDB's types."""
     with duckdb.connect(":memory:") as connection:
         for table, schema in PART_TABLES.items():
             connection.register("incoming", empty_rows(schema))

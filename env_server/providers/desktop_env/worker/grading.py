@@ -12,7 +12,7 @@ from .guest import GuestWatch
 NOWHERE = 1
 """A port without a listener, used if the ports of browser and VLC are not forwarded."""
 RETRY_INTERVAL_S = 0.2
-"""Between the attempts of desktop-env's controller; its own 5 s are for VMs that are still booting."""
+"""Time between the attempts of desktop-env's controller; its own 5 s are for VMs that are still booting."""
 
 
 class GradingEnv(DesktopEnv):

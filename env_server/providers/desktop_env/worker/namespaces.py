@@ -31,7 +31,7 @@ def enter_namespaces() -> None:
 
 
 def make_private(kept: Sequence[str], *, disk_bytes: int) -> None:
-    """For that child: empty file systems, its own /proc, and a loopback. Folders in `kept` stay visible."""
+    """Gives that child empty file systems, its own /proc, and a loopback. Folders in `kept` stay visible."""
     _checked("unshare", _NEW_MOUNTS)
     held = {path: os.open(path, os.O_PATH) for path in kept if path.startswith(tuple(f"{each}/" for each in PRIVATE))}
     for path in PRIVATE:
@@ -68,7 +68,8 @@ def drop_capabilities() -> None:
 
 
 def die_with_parent() -> None:
-    """By SIGKILL. The parent is in another process namespace and has no id here."""
+    """Sends this process SIGKILL when its parent ends. The parent is in another process namespace and has no id
+    here."""
     _checked("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 

@@ -47,7 +47,7 @@ def _version() -> str:
 
 
 def _digest(root: Path) -> str:
-    """Of the sources that compute scores: evaluators, controllers, and the environment that combines them."""
+    """Digest of the sources that compute scores: evaluators, controllers, and the environment that combines them."""
     digest = hashlib.sha256()
     for path in sorted([*root.glob("evaluators/**/*.py"), *root.glob("controllers/*.py"), root / "desktop_env.py"]):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -66,7 +66,7 @@ def _names(path: Path) -> set[str]:
 
 
 def _functions(folder: Path) -> dict[str, set[str]]:
-    """By function: every name and attribute that its body mentions."""
+    """Every name and attribute in the body of each function, by function."""
     found: dict[str, set[str]] = {}
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
