@@ -1,5 +1,5 @@
 """Finds mannered turns in what a person reads: `python docs/check_words.py [FILE ...]`, part of `make check`. It reads
-comments, docstrings and other strings of Python files, comments of TOML files, and all of Markdown and HTML."""
+comments, docstrings and other strings of Python files, comments of TOML files, and all of other text files."""
 
 import io
 import re
@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SUFFIXES = (".py", ".md", ".toml", ".html")
-NOT_READ = ("tests/", "docs/check_words.py")
-"""Tests are not checked; this file contains the turns."""
+NOT_READ = ("tests", "docs/check_words.py", "LICENSE", "*.txt")
+"""Tests, this file, which contains the turns, the licence, and lists of packages."""
 
 
 @dataclass(frozen=True)
@@ -23,9 +22,10 @@ class Turn:
 
 
 TURNS = (
-    Turn(r"told|tells|telling", "reported, configured, distinguishes, shows"),
+    Turn(r"told|tells?|telling", "reported, configured, distinguishes, shows"),
     Turn(r"nobody|somebody|everybody|whoever", "no user, no one, any caller; or name who it is"),
-    Turn(r"whatever is|whatever it is", "any, every"),
+    Turn(r"whatever", "any, every"),
+    Turn(r"lives", "runs, is valid, is in"),
     Turn(r"beside", "next to, besides, with, in addition to"),
     Turn(r"(?:its|his|their) word", "its score, its answer, its error"),
     Turn(r"leaves? word", "publishes its error"),
@@ -38,7 +38,10 @@ TURNS = (
     Turn(r"hears?|heard|hearing", "receives, handles"),
     Turn(r"lest|aught|ought|upon|shall", "plain modern words"),
 )
-ALLOWED: dict[str, tuple[str, ...]] = {"env_server/providers/base_image.py": ("nobody:x:65534",)}
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "env_server/providers/base_image.py": ("nobody:x:65534",),
+    "CHANGELOG.md": ("whatever its shaped rewards",),
+}
 """Excerpts of lines that may contain a turn, by file."""
 _ANY = re.compile(r"\b(?:" + "|".join(f"({turn.pattern})" for turn in TURNS) + r")\b", re.IGNORECASE)
 _REPLACED = re.compile(r"\{[^{}]*\}")
@@ -87,7 +90,7 @@ def _python_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    paths = arguments or _tracked_files()
+    paths = arguments or list_files()
     findings = [finding for path in paths for finding in find_turns(path, (ROOT / path).read_text(encoding="utf-8"))]
     for finding in findings:
         print(f"{finding.path}:{finding.line}: '{finding.text}'; say instead: {finding.instead}")
@@ -95,10 +98,10 @@ def main(arguments: list[str]) -> int:
     return 1 if findings else 0
 
 
-def _tracked_files() -> list[str]:
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
-    return [name for name in names if name.endswith(SUFFIXES) and not name.startswith(NOT_READ)]
+def list_files() -> list[str]:
+    """The text files of the checkout that are read."""
+    command = ["git", "grep", "-I", "-l", "-z", "--untracked", "-e", "", "--", ".", *(f":!{path}" for path in NOT_READ)]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")[:-1]
 
 
 if __name__ == "__main__":

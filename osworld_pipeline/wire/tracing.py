@@ -37,7 +37,7 @@ def is_on() -> bool:
 
 def start_tracing(service: str) -> None:
     """Starts tracing in this process, if a collector is named; as `service`, unless OTEL_SERVICE_NAME is set. Other
-    processes do not trace, whatever their environment: a library in another program needs no packages for it.
+    processes do not trace in any environment: a library in another program needs no packages for it.
 
     Raises:
         DependencyError: traces are asked for and the packages of the extra `tracing` are missing.

@@ -18,7 +18,7 @@ class LostActorError(Exception):
 
 async def answer_of(call: Any, limit_s: float | None) -> Any:
     """The result of a call. Our own exceptions are raised again unchanged. `limit_s`: None waits as long as the actor
-    lives.
+    runs.
 
     Raises:
         LostActorError: the actor died, or did not answer in time.
