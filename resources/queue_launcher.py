@@ -67,7 +67,7 @@ class QueueLauncher(ProgramLauncher):
         default=600.0, description="Seconds a program may wait for machines, CPUs and GPUs before it fails."
     )
     lost_after_s: float = Field(
-        default=60.0, description="Seconds without a heartbeat after which job and launcher consider each other dead."
+        default=60.0, description="Seconds without a heartbeat after which job and launcher treat each other as lost."
     )
 
     @abstractmethod

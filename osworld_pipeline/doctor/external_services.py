@@ -64,7 +64,7 @@ def check_home(name: str, place: Place, *, folder: Path | None = None) -> Findin
         if own == folder and _names_home(folder / ".env"):
             text = f"Dagster reads DAGSTER_HOME from {folder / '.env'}"
             return Finding(name=name, status=Status.OK, message=text)
-        text = "DAGSTER_HOME is not set: Dagster's own programs would forget their runs"
+        text = "DAGSTER_HOME is not set: Dagster's own programs would not keep the records of their runs"
         return Finding(name=name, status=Status.WARN, message=text, remedy=f"export DAGSTER_HOME={own}")
     if not home.is_absolute():
         text = f"DAGSTER_HOME is {home}, and Dagster requires an absolute path"

@@ -15,7 +15,7 @@ from osworld_pipeline.runs.parity.verdict import WEIGHTS, Finding, Tolerance, Ve
 FACTOR = 4.0
 """Multiple of these servers' rounding that a difference may reach, if that is more than `Tolerance.rounding`."""
 OTHER_TEXT = "samples from other weights, or reports log-probabilities on another scale"
-OTHER_IMAGES = "sees other images, or sees them at other positions"
+OTHER_IMAGES = "uses other image features or image positions"
 IMAGES = (
     "start it with the version, the backends and the options of the others (M-RoPE positions, image processor, "
     "SGLANG_VLM_CACHE_SIZE_MB=0)"

@@ -119,7 +119,7 @@ class _Comparison:
         if known is not None or not is_over:
             return known
         if all(mean <= limit for mean in self._means_of(has_images=False)):
-            return self._finding("sees other images than this checkpoint would", FEATURES, left=None)
+            return self._finding("uses image features that differ from this checkpoint's", FEATURES, left=None)
         return self._finding("samples from other weights than this checkpoint's", WEIGHTS, left=None)
 
     def _differs_by_images(self) -> bool:

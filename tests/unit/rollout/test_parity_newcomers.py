@@ -93,7 +93,7 @@ async def test_a_server_that_drops_mrope_rows_is_refused_by_name_while_episodes_
         assert run.num_episodes_of(bad) == 0
         assert run.num_episodes_of(good) == run.num_asked
     (warning,) = run.warnings
-    assert f"{bad.url} fails the parity probe: it sees other images, or sees them at other positions." in warning
+    assert f"{bad.url} fails the parity probe: it uses other image features or image positions." in warning
     assert f"differ from those of the sglang server at {good.url}, which has passed" in warning
     assert "compared again after 60 s" in warning
 

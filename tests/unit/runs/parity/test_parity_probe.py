@@ -128,7 +128,7 @@ async def test_image_features_that_outlive_a_change_of_weights_are_named(
     engine = DefectiveEngine(model=old, renderer=renderer, keeps_features=True)
     await probe(engine, old, recipe, renderer)
     engine.change_weights(new)
-    with pytest.raises(EngineError, match=r"it sees other images than .* SGLANG_VLM_CACHE_SIZE_MB=0"):
+    with pytest.raises(EngineError, match=r"it uses image features that differ .* SGLANG_VLM_CACHE_SIZE_MB=0"):
         await probe(engine, new, recipe, renderer)
     engine.keeps_features = False
     engine.change_weights(new)

@@ -109,7 +109,7 @@ def test_a_defect_that_explains_half_of_the_samples_is_not_named() -> None:
     reference = FakeReference(torch.float32, changes=lambda name, num: num > (1 if name == LATER_UNSEEN else 0))
     finding = finding_of(reference, noise=1e-6, defect=LATER_UNSEEN, shift={"one image": 0.5})
     assert finding is not None
-    assert (finding.name, finding.left) == ("sees other images than this checkpoint would", None)
+    assert (finding.name, finding.left) == ("uses image features that differ from this checkpoint's", None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -120,7 +120,7 @@ def test_what_no_defect_explains_is_other_images_where_text_agrees_and_other_wei
     weights = finding_of(FakeReference(dtype), noise=1e-6, shift=dict.fromkeys(CASES, 0.3))
     assert images is not None
     assert weights is not None
-    assert images.name == "sees other images than this checkpoint would"
+    assert images.name == "uses image features that differ from this checkpoint's"
     assert weights.name == "samples from other weights than this checkpoint's"
 
 
