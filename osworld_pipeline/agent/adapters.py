@@ -163,7 +163,7 @@ def _recorded_base(adapter: Path) -> Path:
         folder = Path(elsewhere)
     if not folder.is_dir():
         raise StoreError(
-            f"the base checkpoint of the adapter {adapter} is gone: there is no folder {folder}; restore "
+            f"the base checkpoint of the adapter {adapter} is missing: there is no folder {folder}; restore "
             f"the base, or write its new location to {adapter / BASE_FILE}"
         )
     return folder
@@ -183,7 +183,7 @@ def _named_base(adapter: Path) -> Path:
             return folder.resolve()
     if Path(name).is_absolute():
         raise StoreError(
-            f"the base checkpoint of the adapter {adapter} is gone: there is no folder {name}; restore "
+            f"the base checkpoint of the adapter {adapter} is missing: there is no folder {name}; restore "
             f"the base, or set base_model_name_or_path in {adapter / CONFIG_FILE} to its new location"
         )
     from huggingface_hub import snapshot_download

@@ -106,6 +106,6 @@ def check_response(result: GenerateResult, renderer: Renderer) -> None:
     """
     ids, logprobs = result.token_ids, result.logprobs
     if not ids or len(ids) != len(logprobs):
-        raise ValueError(f"a response of {len(ids)} tokens with {len(logprobs)} log-probabilities")
+        raise ValueError(f"the response has {len(ids)} tokens and {len(logprobs)} log-probabilities")
     if renderer.image_id in ids:
-        raise ValueError("the response holds an image placeholder, for which there is no image")
+        raise ValueError("the response contains an image placeholder, for which there is no image")

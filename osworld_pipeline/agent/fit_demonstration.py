@@ -48,7 +48,7 @@ def fit_demonstration(
                 break
         fitted.append(message)
     if num_seen != len(images):
-        raise ValueError(f"a conversation whose image placeholders are not its {len(images)} images")
+        raise ValueError(f"the conversation has {num_seen} image placeholders and {len(images)} images")
     return fitted, [image.data for image in fitted_images]
 
 
@@ -97,7 +97,7 @@ class _Translator:
             if same:
                 return message
         elif image is None:
-            raise ValueError("a turn points at an image that it does not have")
+            raise ValueError("a turn refers to an image that it does not have")
         else:
             arguments = self._moved(turn.arguments, image)
         said = self._say(turn.description, arguments)

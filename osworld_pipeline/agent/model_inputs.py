@@ -66,7 +66,7 @@ def build_model_inputs(
         ValueError: the placeholders and images of a sequence disagree in number or length; names the sequence.
     """
     if not sequences:
-        raise ValueError("no sequences to build model inputs from")
+        raise ValueError("there are no sequences to build model inputs from")
     cache = cache or PixelCache()
     length = max(len(token_ids) for token_ids, _ in sequences)
     pad_id = processor.tokenizer.pad_token_id

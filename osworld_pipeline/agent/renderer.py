@@ -145,7 +145,7 @@ def render_demonstration(
         token_ids += ids
         mask += [0] * len(ids)
     if num_images != len(images):
-        raise ValueError(f"a conversation with {num_images} image placeholders and {len(images)} images")
+        raise ValueError(f"the conversation has {num_images} image placeholders and {len(images)} images")
     if kept is None:
         raise ValueError(f"no assistant turn of the conversation ends within {max_tokens} tokens")
     num_tokens, num_images, num_turns = kept

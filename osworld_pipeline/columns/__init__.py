@@ -121,7 +121,7 @@ def marked(table: pa.Table) -> pa.Table:
 
 
 def schema_version(metadata: Mapping[bytes, bytes] | None) -> int | None:
-    """The schema version in a file's key-value metadata, 0 without one; None if it is no number."""
+    """The schema version in a file's key-value metadata, 0 without one; None if it is not a number."""
     version = (metadata or {}).get(SCHEMA_KEY, b"0")
     return int(version) if version.isdigit() else None
 

@@ -124,7 +124,7 @@ def _fetch(request: FetchRequest, root: Path, endpoint: str | None, on_progress:
         shutil.rmtree(root / STAGING / request.source.name, ignore_errors=True)
         raise DatasetError(
             f"{request.repo_id} now has another {filename} under the same revision {revision} (sha256 {sha256[:12]}, "
-            f"locked {known.sha256[:12]}): find out why; to accept it, remove "
+            f"locked {known.sha256[:12]}): check the reason; to accept it, remove "
             f"'{request.source.name}' from {LOCK_FILE}"
         )
     lock = SourceLock(
@@ -211,7 +211,7 @@ def _filename(request: FetchRequest, info: "DatasetInfo") -> str:
     if name in found or len(found) == 1:
         return name if name in found else found[0]
     raise DatasetError(
-        f"{len(found) or 'no'} files named {name} in {request.repo_id}: say which one with "
+        f"{len(found) or 'no'} files named {name} in {request.repo_id}: name one with "
         f"{request.source.name}={request.repo_id}:FILE; there are: {_some(files)}"
     )
 

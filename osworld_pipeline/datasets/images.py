@@ -76,7 +76,7 @@ def _read(text: str, folder: Path) -> bytes:
         root = folder.resolve()
         path = (root / text).resolve()
         if not path.is_relative_to(root):
-            raise DatasetError(f"the path {text!r} leads out of the source's folder")
+            raise DatasetError(f"the path {text!r} points outside the source's folder")
         return read_regular_file(path, max_bytes=MAX_IMAGE_BYTES)
     except (OSError, ValueError, RuntimeError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -157,4 +157,4 @@ def _webp_size(data: bytes) -> tuple[int, int]:
         return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
     if kind == b"VP8 ":
         return _number(data, 26, 2, little=True) & 0x3FFF, _number(data, 28, 2, little=True) & 0x3FFF
-    raise DatasetError("a damaged image: a WebP without picture")
+    raise DatasetError("a damaged image: a WebP without a picture")

@@ -39,7 +39,7 @@ def _read_leniently(text: bytes | str, error: orjson.JSONDecodeError | None) -> 
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise BadRecord("it holds half a character (a lone surrogate)") from None
+        raise BadRecord("it holds an incomplete character (a lone surrogate)") from None
     except (ValueError, RecursionError) as problem:
         raise BadRecord(f"not JSON: {error or problem}") from None
     return value

@@ -56,7 +56,7 @@ def split_tasks(
         DatasetError: no examples folder, an unknown domain, a ratio outside 0..1, or no usable task.
     """
     if not 0.0 <= test_ratio <= 1.0:
-        raise DatasetError(f"a test ratio of {test_ratio:g}; it is a share from 0 to 1, usually 0.2")
+        raise DatasetError(f"the test ratio is {test_ratio:g}, but must be a share from 0 to 1, usually 0.2")
     root = _examples_folder(osworld_path)
     chosen = _choose(root, domains)
     found: list[tuple[bool, Path, Task]] = []
@@ -79,7 +79,7 @@ def split_tasks(
         tasks[identity], paths[identity] = task, name
     if not tasks:
         raise DatasetError(
-            f"none of the {len(rejects)} files in {root} is a task that can be run; is it an OSWorld tree?"
+            f"none of the {len(rejects)} files in {root} is a task that can be run; check that it is an OSWorld tree"
         )
     ordered = sorted(tasks.values(), key=lambda task: (task.domain, task.task_id))
     is_test = {task_id: is_test_task(task_id, test_ratio=test_ratio, seed=seed) for _, task_id in tasks}

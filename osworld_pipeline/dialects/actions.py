@@ -56,19 +56,19 @@ def normalise(raw: Arguments, *, space: CoordinateSpace, vocabulary: Vocabulary)
     if not isinstance(actions, list | tuple) or not actions or not all(isinstance(one, Mapping) for one in actions):
         raise ActionParseError("a sequence needs 'actions', a list that is not empty")
     if len(actions) > MAX_ACTIONS:
-        raise ActionParseError(f"{len(actions)} actions in one turn; at most {MAX_ACTIONS} are carried out")
+        raise ActionParseError(f"the turn has {len(actions)} actions; at most {MAX_ACTIONS} are executed")
     singles = _merged([_single(one, space, vocabulary) for one in actions])
     if len(singles) == 1:
         return singles[0]
     if not vocabulary.takes_sequences:
-        raise ActionParseError(f"{len(singles)} actions in one turn, where there must be one")
+        raise ActionParseError(f"the turn has {len(singles)} actions, and must have one")
     if any(one["action"] == "terminate" for one in singles[:-1]):
-        raise ActionParseError("nothing can be done after the end of the task")
+        raise ActionParseError("no action is possible after the end of the task")
     singles = [{"seconds": WAIT_S, **one} if one["action"] == "wait" else one for one in singles]
     if sum(one.get("seconds", 0) for one in singles) > MAX_SLEEP_S:
         raise ActionParseError(f"the waits of one turn take longer than {MAX_SLEEP_S:g} s")
     if sum(len(literal(one["text"])) for one in singles if "text" in one) > MAX_TEXT_CHARS // 2:
-        raise ActionParseError("too much text to type in one turn")
+        raise ActionParseError("the turn has too much text to type")
     return {"action": SEQUENCE, "actions": singles}
 
 
@@ -178,7 +178,7 @@ def _text(raw: Arguments, space: CoordinateSpace) -> dict[str, Any]:
     if not isinstance(text, str) or not text:
         raise ActionParseError("'type' needs a 'text' that is not empty")
     if any("\ud800" <= char <= "\udfff" for char in text):
-        raise ActionParseError("'text' holds half a character (a lone surrogate)")
+        raise ActionParseError("'text' holds an incomplete character (a lone surrogate)")
     if len(text) > MAX_TEXT_CHARS // 2 or len(literal(text)) > MAX_TEXT_CHARS // 2:
         raise ActionParseError(f"'text' is too long to be typed in one action: {len(text)} characters")
     return {"text": text}
@@ -196,7 +196,7 @@ def _keys(raw: Arguments, space: CoordinateSpace) -> dict[str, Any]:
 def _held(raw: Arguments, space: CoordinateSpace) -> dict[str, Any]:
     keys = _keys(raw, space)["keys"]
     if len(keys) != 1:
-        raise ActionParseError("one key is held or let go at a time")
+        raise ActionParseError("only one key can be held or released at a time")
     return {"keys": keys}
 
 

@@ -63,7 +63,7 @@ def _read_call(text: str) -> dict[str, Any]:
     match = _CALL.fullmatch(text)
     if match is None:
         known = ", ".join(f"{name}()" for name in CALL_NAMES)
-        raise ActionParseError(f"{text[:80]!r} is no call; known: {known}")
+        raise ActionParseError(f"{text[:80]!r} is not a call; known: {known}")
     name, body = match["name"], match["body"]
     if name in _PLAIN:
         if body.strip():

@@ -53,11 +53,11 @@ def _read(call: Call) -> list[dict[str, Any]]:
         return [{"action": "mouse_move", "coordinate": _place(named).get("coordinate")}]
     if call.name == "dragTo":
         if _button(named) != "left":
-            raise ActionParseError("a drag is made with the left button")
+            raise ActionParseError("a drag needs the left button")
         return [{"action": "left_click_drag", "end_coordinate": _place(named).get("coordinate")}]
     reader = _READERS.get(call.name)
     if reader is None:
-        raise ActionParseError(f"pyautogui.{call.name} is none of the actions; give places as coordinates")
+        raise ActionParseError(f"pyautogui.{call.name} is not one of the actions; give places as coordinates")
     return reader(call, named)
 
 
@@ -93,7 +93,7 @@ def _click_action(name: str, named: Mapping[str, Any]) -> str:
         return _BY_COUNT[clicks]
     if button in ("right", "middle") and clicks == 1:
         return f"{button}_click"
-    raise ActionParseError(f"{clicks} clicks with the {button} button are none of the actions")
+    raise ActionParseError(f"{clicks} clicks with the {button} button are not one of the actions")
 
 
 def _mouse(action: str) -> Callable[[Call, Mapping[str, Any]], list[dict[str, Any]]]:

@@ -74,4 +74,4 @@ def _action_of(function: str, args: list[Any], named: dict[str, Any]) -> dict[st
         clicks = argument(0, "clicks")
         if isinstance(clicks, int | float) and clicks:
             return {"action": "scroll", "direction": "up" if clicks > 0 else "down", "amount": abs(clicks)}
-    raise ActionParseError(f"pyautogui.{function[:40]} with these arguments is none of the actions")
+    raise ActionParseError(f"pyautogui.{function[:40]} with these arguments is not one of the actions")

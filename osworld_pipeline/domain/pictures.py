@@ -22,6 +22,6 @@ def open_picture(data: bytes) -> Image.Image:
     picture = Image.open(io.BytesIO(data), formats=FORMATS)
     if picture.width * picture.height > MAX_PIXELS:
         raise Image.DecompressionBombError(
-            f"{picture.width} x {picture.height} pixels; at most {MAX_PIXELS} are decoded"
+            f"the picture has {picture.width} x {picture.height} pixels; at most {MAX_PIXELS} are decoded"
         )
     return picture

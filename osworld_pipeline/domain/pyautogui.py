@@ -41,7 +41,7 @@ def parse_pyautogui(text: str) -> tuple[Call, ...]:
         ActionParseError: anything other than known calls with literal arguments.
     """
     if len(text) > MAX_TEXT_CHARS:
-        raise ActionParseError(f"an action of {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
+        raise ActionParseError(f"the action has {len(text)} characters; at most {MAX_TEXT_CHARS} are read")
     calls: list[Call] = []
     for statement in _parse(text).body:
         if _is_tolerated_import(statement):
@@ -50,9 +50,9 @@ def parse_pyautogui(text: str) -> tuple[Call, ...]:
             raise ActionParseError(f"only pyautogui calls are actions, not: {_excerpt(statement)}")
         calls.append(_read_call(statement.value))
     if not calls:
-        raise ActionParseError(f"no pyautogui call in the action {text.strip()[:80]!r}")
+        raise ActionParseError(f"there is no pyautogui call in the action {text.strip()[:80]!r}")
     if len(calls) > MAX_CALLS:
-        raise ActionParseError(f"{len(calls)} calls in one action; at most {MAX_CALLS} are executed")
+        raise ActionParseError(f"the action has {len(calls)} calls; at most {MAX_CALLS} are executed")
     _check_sleeps(calls)
     return tuple(calls)
 
@@ -118,7 +118,7 @@ def _check_sleeps(calls: list[Call]) -> None:
             raise ActionParseError("sleep needs one number of seconds, 0 or more")
         total_s += values[0]
     if total_s > MAX_SLEEP_S:
-        raise ActionParseError(f"an action that sleeps {total_s:g} s; at most {MAX_SLEEP_S:g} s are waited")
+        raise ActionParseError(f"the action sleeps {total_s:g} s; at most {MAX_SLEEP_S:g} s are allowed")
 
 
 def _excerpt(node: ast.AST) -> str:

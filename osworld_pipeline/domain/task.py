@@ -36,7 +36,7 @@ class Task:
         """
         task_id = config.get("id")
         if not isinstance(task_id, str) or not task_id:
-            raise TaskError(f"a task without a string 'id' (keys: {', '.join(sorted(map(str, config)))})")
+            raise TaskError(f"the task has no string 'id' (keys: {', '.join(sorted(map(str, config)))})")
         instruction = config.get("instruction")
         if not isinstance(instruction, str) or not instruction.strip():
             raise TaskError(f"task {task_id} has no instruction")

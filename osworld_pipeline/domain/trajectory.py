@@ -74,7 +74,7 @@ class Trajectory:
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.response_mask):
             raise ValueError(
-                f"{self.trajectory_id}: {len(self.token_ids)} tokens, {len(self.response_mask)} mask entries"
+                f"{self.trajectory_id}: {len(self.token_ids)} tokens and {len(self.response_mask)} mask entries"
             )
         if self.sampled_logprobs is not None and len(self.sampled_logprobs) != len(self.token_ids):
             raise ValueError(f"{self.trajectory_id}: sampled_logprobs and token_ids differ in length")

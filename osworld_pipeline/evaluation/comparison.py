@@ -77,13 +77,13 @@ def compare_paired(
     other tasks like these.
 
     Raises:
-        ValueError: no task in common, or a task without a sample.
+        ValueError: no task in common, or a task has no sample.
     """
     tasks = sorted(before.keys() & after.keys())
     if not tasks:
-        raise ValueError("the two have no task in common")
+        raise ValueError("the two evaluations have no task in common")
     if not all(before[task] and after[task] for task in tasks):
-        raise ValueError("a task without a sample")
+        raise ValueError("a task has no sample")
     pairs = [(_mean(before[task]), _mean(after[task])) for task in tasks]
     differences = [right - left for left, right in pairs]
     drawn = [

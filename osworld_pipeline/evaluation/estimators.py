@@ -87,6 +87,6 @@ def estimate_over_tasks(
 
 def _check(n: int, num_successes: int, k: int) -> None:
     if not 0 <= num_successes <= n:
-        raise ValueError(f"{num_successes} successes of {n}")
+        raise ValueError(f"num_successes is {num_successes}, but must be 0 to {n}")
     if not 1 <= k <= n:
-        raise ValueError(f"k is {k}, of {n} samples")
+        raise ValueError(f"k is {k}, but must be 1 to {n}")

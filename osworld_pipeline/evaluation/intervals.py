@@ -58,7 +58,7 @@ def wilson_interval(successes: float, n: int, *, confidence: float = 0.95) -> tu
         ValueError: not 0 <= successes <= n, or a confidence outside 0..1.
     """
     if not 0 <= successes <= n:
-        raise ValueError(f"{successes} successes of {n}")
+        raise ValueError(f"successes is {successes}, but must be 0 to {n}")
     z = _quantile(confidence)
     if n == 0:
         return 0.0, 1.0
@@ -85,10 +85,10 @@ def interval_over_tasks(
     `sums`: by task, the sum of its samples' rewards; `counts`: by task, the number of its samples, each worth 0..1.
 
     Raises:
-        ValueError: a task without a sample, or with a sum above its number of samples.
+        ValueError: a task has no sample, or a sum above its number of samples.
     """
     if any(not (count > 0 and 0 <= total <= count) for total, count in zip(sums, counts, strict=True)):
-        raise ValueError("a task has at least one sample, each worth 0 to 1")
+        raise ValueError("each task must have at least one sample, each worth 0 to 1")
     if not sums:
         return Interval(low=0.0, high=1.0, method=IntervalMethod.NONE)
     rate = sums[0] / counts[0]
@@ -129,7 +129,7 @@ def rate_over_tasks(samples: Sequence[Sequence[bool]], *, confidence: float = 0.
 def percentiles(values: Sequence[float], confidence: float) -> tuple[float, float]:
     """The percentiles that cut off (1 - confidence)/2 of the values on each side, with linear interpolation."""
     if not 0 < confidence < 1:
-        raise ValueError(f"a confidence of {confidence}")
+        raise ValueError(f"confidence is {confidence}, but must be between 0 and 1")
     ordered = sorted(values)
     tail = (1.0 - confidence) / 2
     return _between(ordered, tail), _between(ordered, 1.0 - tail)
@@ -144,7 +144,7 @@ def _between(ordered: Sequence[float], share: float) -> float:
 
 def _quantile(confidence: float) -> float:
     if not 0 < confidence < 1:
-        raise ValueError(f"a confidence of {confidence}")
+        raise ValueError(f"confidence is {confidence}, but must be between 0 and 1")
     return NormalDist().inv_cdf((1 + confidence) / 2)
 
 
@@ -157,9 +157,9 @@ def student_quantile(confidence: float, degrees: int) -> float:
         ValueError: no degree of freedom, or a confidence outside 0..1.
     """
     if degrees < 1:
-        raise ValueError(f"{degrees} degrees of freedom")
+        raise ValueError(f"degrees is {degrees}, but must be at least 1")
     if not 0 < confidence < 1:
-        raise ValueError(f"a confidence of {confidence}")
+        raise ValueError(f"confidence is {confidence}, but must be between 0 and 1")
     low, high = 0.0, math.pi / 2
     for _ in range(100):
         middle = (low + high) / 2

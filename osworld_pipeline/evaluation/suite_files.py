@@ -106,7 +106,7 @@ def read_osworld_suite(name: str, root: Path) -> EvalSuite:
         domains = [wanted.domain] if wanted.domain else sorted(index)
         paths = [examples / domain / f"{task_id}.json" for domain in domains for task_id in index.get(domain, ())]
     if not paths:
-        raise DatasetError(f"suite {name}: there is no task of it in {examples}; is it a whole OSWorld checkout?")
+        raise DatasetError(f"suite {name}: {examples} has none of its tasks; check that the checkout is complete")
     tasks = [_read_task(path, domain=path.parent.name) for path in paths]
     return _suite(name, tasks, origin=OSWORLD)
 
@@ -119,7 +119,7 @@ def read_suite_file(path: Path) -> EvalSuite:
     document = _read_json(path, what_to_do="it is a list of tasks in OSWorld's format")
     entries = document.get("tasks") if isinstance(document, Mapping) else document
     if not isinstance(entries, list) or not entries:
-        raise DatasetError(f"{path} is no suite: it has no list of tasks")
+        raise DatasetError(f"{path} is not a suite: it has no list of tasks")
     tasks = []
     osworlds: dict[str, str] = {}
     for number, entry in enumerate(entries, start=1):
@@ -149,7 +149,7 @@ def _suite(name: str, tasks: Sequence[Task], *, origin: str) -> EvalSuite:
     seen: set[tuple[str, str]] = set()
     for task in tasks:
         if (task.domain, task.task_id) in seen:
-            raise DatasetError(f"suite {name}: task {task.task_id} is there twice")
+            raise DatasetError(f"suite {name}: task {task.task_id} occurs twice")
         seen.add((task.domain, task.task_id))
     digest = digest_json(sorted([task.task_id, task.domain, task.config_digest] for task in tasks))
     return EvalSuite(name=name, tasks=tuple(tasks), digest=digest, origin=origin)
@@ -161,7 +161,7 @@ def _read_task(path: Path, *, domain: str | None = None) -> Task:
 
 def _task(config: Any, where: str, *, domain: str | None = None) -> Task:
     if not isinstance(config, Mapping):
-        raise DatasetError(f"{where} is no task: it is no JSON object")
+        raise DatasetError(f"{where} is not a task: it is not a JSON object")
     try:
         return Task.from_config(config, domain=domain)
     except TaskError as error:

@@ -75,16 +75,17 @@ def make_environment(kind: EnvironmentKind, folder: Path, *, is_quiet: bool = Tr
     if stamp.is_file() and stamp.read_text() == kind.digest() and _runs([python, "-c", ""]):
         return False
     if folder.exists() and not (folder / "pyvenv.cfg").exists() and any(folder.iterdir()):
-        raise DependencyError(f"{folder} exists and is no Python environment: choose another folder")
+        raise DependencyError(f"{folder} exists and is not a Python environment: choose another folder")
     uv = _find_uv()
     folder.parent.mkdir(parents=True, exist_ok=True)
     quietly = ["--quiet"] if is_quiet else []
     if not _runs([uv, "venv", *quietly, "--allow-existing", "--python", kind.pythons, folder]):
-        raise DependencyError(f"uv found no Python {kind.pythons} for {folder}: install it, or see above")
+        raise DependencyError(f"uv found no Python {kind.pythons} for {folder}: install it, or read uv's message above")
     sync = [uv, "pip", "sync", *quietly, "--python", python, *kind.options, *kind.lists]
     if not _runs(sync, environment=_uv_environment(kind)):
         raise DependencyError(
-            f"the packages could not be installed into {folder}: is there a network, and {kind.size} of disk space?"
+            f"the packages could not be installed into {folder}: check the network, and that the disk has {kind.size} "
+            "of free space"
         )
     if not _loads(kind, folder):
         raise DependencyError(f"{kind.name} was installed into {folder} but does not load; see above")

@@ -112,7 +112,7 @@ def write_project(folder: Path, files: Sequence[ProjectFile], *, overwrites: boo
                 out.write(file.text)
         except FileExistsError as error:
             if not path.exists():
-                raise StoreError(f"{folder} is no folder: give another") from error
+                raise StoreError(f"{folder} is not a folder: give another") from error
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from error
         else:
@@ -125,7 +125,7 @@ def need_project(folder: Path, name: str = INSTANCE) -> Path:
     path = folder / name
     if not path.is_file():
         raise DependencyError(
-            f"there is no {name} in {folder}: make this folder a project with `{how_to_set_up('project')}`, or go to "
-            "the folder of yours"
+            f"there is no {name} in {folder}: make this folder a project with `{how_to_set_up('project')}`, or change "
+            "to your project folder"
         )
     return path

@@ -144,7 +144,7 @@ def _is_newer_there(
     if here == common or base is None:
         return True
     raise StoreError(
-        f"{state.root / path} was changed here and in {bucket_of(state)}: move one of them away, then pull again"
+        f"{state.root / path} was changed here and in {bucket_of(state)}: move one elsewhere, then pull again"
     )
 
 

@@ -260,7 +260,7 @@ def _is_newer(path: Path, table: str) -> bool:
         found = pq.read_schema(path)
         return is_newer(found.metadata) or not set(found.names) <= {*stored(table).names, *OLD_COLUMNS.get(table, ())}
     except FileNotFoundError as error:
-        raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
+        raise StoreError(f"{path} is missing: restore it from a copy, or run its stage again") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
 
@@ -270,7 +270,7 @@ def _unit(root: Path, head: str, path: Path, part: PartFile | None) -> Unit:
     try:
         num_bytes = sum(found.stat().st_size for found in (path, *details.values()))
     except FileNotFoundError as error:
-        raise StoreError(f"{error.filename} is gone: restore it from a copy, or run its stage again") from error
+        raise StoreError(f"{error.filename} is missing: restore it from a copy, or run its stage again") from error
     return Unit(head=path, details=details, part=part, num_bytes=num_bytes)
 
 

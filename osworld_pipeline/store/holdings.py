@@ -83,8 +83,8 @@ def need_other_copies(root: Path, head: str, manifest: Manifest, names: Sequence
         only = sorted(part for part, version in _holding(root, head, name).items() if counted.get(part, -1) < version)
         if only:
             raise StoreError(
-                f"{root / head / COMPACTED / name} is in no manifest, but part '{only[0]}' ({len(only)} in all) is "
-                f"nowhere else: the manifest is not the latest; {repair_of(root)} rebuilds it from the parts"
+                f"{root / head / COMPACTED / name} is in no manifest, but part '{only[0]}' ({len(only)} in all) is in "
+                f"no other file: the manifest is not the latest; {repair_of(root)} rebuilds it from the parts"
             )
 
 

@@ -20,7 +20,7 @@ from osworld_pipeline.store.old_tokens import add_sequences, old_heads
 from osworld_pipeline.store.part_files import COMPACTED, DETAILS_OF, INCOMING, has_parts, take_snapshot
 
 UNKNOWN = "unknown"
-"""The value for a schema version that is no number."""
+"""The value for a schema version that is not a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def _needs_rewriting(version: int | None) -> bool:
 
 
 def _version(path: Path) -> int | None:
-    """The schema version of a file; None if it is no number."""
+    """The schema version of a file; None if it is not a number."""
     try:
         return schema_version(pq.read_metadata(path).metadata)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

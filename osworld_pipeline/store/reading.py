@@ -54,7 +54,7 @@ def _opened(path: Path) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(path) as file:
             yield file
     except FileNotFoundError as error:
-        raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
+        raise StoreError(f"{path} is missing: restore it from a copy, or run its stage again") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path} is damaged ({error}): remove it and run its stage again") from error
 
@@ -78,7 +78,7 @@ def row_groups_with(path: Path, column: str, values: Sequence[str]) -> list[int]
     try:
         return read_footer(path).row_groups(column, values)
     except FileNotFoundError as error:
-        raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
+        raise StoreError(f"{path} is missing: restore it from a copy, or run its stage again") from error
 
 
 def row_groups_from(path: Path, column: str, prefix: str) -> list[int]:
@@ -86,7 +86,7 @@ def row_groups_from(path: Path, column: str, prefix: str) -> list[int]:
     try:
         footer = read_footer(path)
     except FileNotFoundError as error:
-        raise StoreError(f"{path} is gone: restore it from a copy, or run its stage again") from error
+        raise StoreError(f"{path} is missing: restore it from a copy, or run its stage again") from error
     ranges = footer.ranges.get(column, (None,) * footer.num_row_groups)
     return [
         number

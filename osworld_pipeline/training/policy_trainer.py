@@ -188,15 +188,15 @@ def _open_adapted(
 def _hold_parent(model: Any, parent: Path, base: Base | None) -> None:
     """Adds the reference of a phase to the policy's own model: the parent's adapter, or no adapter if it had none."""
     if not parent.is_dir():
-        raise StoreError(f"{parent} is gone: gspo.kl_coef is above 0, so the phase's parent is needed; put it back")
+        raise StoreError(f"{parent} is missing: gspo.kl_coef is above 0, so the phase's parent is needed; restore it")
     adapter = find_adapter(parent)
     if adapter is not None:
         lora.add_reference(model, adapter)
     whole = parent if adapter is None else adapter.base_folder
     if base is not None and whole.resolve() != base.folder.resolve() and weights_digest(whole) != base.digest:
         raise StoreError(
-            f"the policy's adapter belongs to {base.folder}, and the phase's parent {parent} to other weights: put the "
-            "parent that the phase began with back"
+            f"the policy's adapter belongs to {base.folder}, and the phase's parent {parent} to other weights: "
+            "restore the parent with which the phase began"
         )
 
 

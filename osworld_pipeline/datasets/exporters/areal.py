@@ -83,7 +83,7 @@ def export_areal(
         DependencyError: safetensors is missing.
     """
     if not 0.0 < turn_discount <= 1.0:
-        raise ValueError(f"a turn's discount is more than 0 and at most 1, not {turn_discount}")
+        raise ValueError(f"a turn's discount must be more than 0 and at most 1, not {turn_discount}")
     loaded = load_processor(processor)
     query = (selection or Selection()).over(
         "episodes", reward="task_reward", checkpoint="checkpoint_id", purpose="purpose", licence="licence"

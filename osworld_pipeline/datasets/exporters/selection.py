@@ -155,7 +155,7 @@ def _one_condition(where: str) -> str:
     try:
         is_one = len(duckdb.extract_statements(f"SELECT 1 WHERE ({where}\n)")) == 1
     except duckdb.Error as error:
-        raise TableError(f"--where is no SQL condition: {first_line(error)}") from error
+        raise TableError(f"--where is not an SQL condition: {first_line(error)}") from error
     if not is_one:
         raise TableError("--where holds more than one statement: give one condition, such as \"task_id LIKE 'os%'\"")
     return where

@@ -60,7 +60,7 @@ def read_code(code: str) -> tuple[Call, ...]:
         ActionParseError: anything other than known calls with literal arguments.
     """
     if len(code) > MAX_TEXT_CHARS:
-        raise ActionParseError(f"code of {len(code)} characters; at most {MAX_TEXT_CHARS} are read")
+        raise ActionParseError(f"the code has {len(code)} characters; at most {MAX_TEXT_CHARS} are read")
     calls: list[Call] = []
     for text in _pieces(_FENCE.sub("", code).strip()):
         calls += [Call(name=text)] if text in SPECIAL_ACTIONS else _computer_call(text) or parse_pyautogui(text)
@@ -132,14 +132,14 @@ def actions_of(calls: Sequence[Call], to_pixels: ToPixels, pointer: Pointer) -> 
     actions: list[Arguments] = []
     for call in calls:
         if actions and actions[-1]["action"] == "terminate":
-            raise ActionParseError("calls after the end of the task")
+            raise ActionParseError("there are calls after the end of the task")
         actions += [normalise_action(raw) for raw in _raw_actions(call, to_pixels, pointer)]
     if pointer.held:
-        raise ActionParseError(f"the key {next(iter(pointer.held))} is held beyond its step: no action can do that")
+        raise ActionParseError(f"the key {next(iter(pointer.held))} is held beyond its step, which no action can do")
     if not actions and any(call.name == "sleep" for call in calls):
         return [{"action": "wait"}]
     if not actions:
-        raise ActionParseError("calls that do nothing")
+        raise ActionParseError("the calls have no effect")
     return actions
 
 
@@ -152,7 +152,7 @@ def _raw_actions(call: Call, to_pixels: ToPixels, pointer: Pointer) -> list[dict
     if call.name in ("press", "hotkey", "keyDown", "keyUp"):
         return _keys(call, named, pointer)
     if pointer.held:
-        raise ActionParseError(f"{call.name} while the key {next(iter(pointer.held))} is held: no action can do that")
+        raise ActionParseError(f"{call.name} while the key {next(iter(pointer.held))} is held, which no action can do")
     if call.name in ("write", "typewrite"):
         message = named.get("message")
         if isinstance(message, tuple):
@@ -168,7 +168,7 @@ def _raw_actions(call: Call, to_pixels: ToPixels, pointer: Pointer) -> list[dict
         return [{"action": action, "coordinate": list(pointer.point)}]
     if call.name in ("moveTo", "dragTo"):
         if call.name == "dragTo" and named.get("button") not in (None, "left", "primary"):
-            raise ActionParseError(f"a drag with the {named['button']} button")
+            raise ActionParseError(f"a drag with the {named['button']} button is not an action")
         point = _point(call, named, to_pixels)
         if point is None:
             raise ActionParseError(f"{call.name} without a point")
@@ -206,13 +206,13 @@ def _click_action(call: Call, named: Mapping[str, Any]) -> str:
             return counted
     elif call.name == "click" and _whole(clicks) == 1 and button in ("right", "secondary", "middle"):
         return "middle_click" if button == "middle" else "right_click"
-    raise ActionParseError(f"{clicks} clicks with the {button or 'left'} button by {call.name}")
+    raise ActionParseError(f"{clicks} clicks with the {button or 'left'} button by {call.name} are not an action")
 
 
 def _scroll(named: Mapping[str, Any], to_pixels: ToPixels, pointer: Pointer) -> list[dict[str, Any]]:
     amount = _whole(named.get("clicks"))
     if amount is None:
-        raise ActionParseError(f"a scroll by {named.get('clicks')}")
+        raise ActionParseError(f"a scroll by {named.get('clicks')} is not an action")
     actions: list[dict[str, Any]] = []
     point = _point(Call(name="scroll"), named, to_pixels)
     if point is not None:
@@ -237,7 +237,7 @@ def _keys(call: Call, named: Mapping[str, Any], pointer: Pointer) -> list[dict[s
         return [_pressed(pointer, keys)]
     keys, presses = named.get("keys", named.get("key")), _whole(named.get("presses", 1))
     if presses is None or not 1 <= presses <= MAX_REPEATS:
-        raise ActionParseError(f"a key pressed {named.get('presses')} times; at most {MAX_REPEATS} can be turns")
+        raise ActionParseError(f"a key is pressed {named.get('presses')} times; at most {MAX_REPEATS} are possible")
     once = keys if isinstance(keys, tuple) else (keys,)
     return [_pressed(pointer, [key]) for _ in range(presses) for key in once]
 
@@ -253,7 +253,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a finite number; an integer that no float holds exactly is no coordinate and no count."""
+    """Whether it is a finite number; an integer that no float represents exactly is no valid coordinate or count."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= MAX_NUMBER if isinstance(value, int) else math.isfinite(value)

@@ -231,7 +231,7 @@ def _conversation(attempt: ResultAttempt, task: Task | None, actions: Sequence[S
             reason=f"no instruction is known for task {attempt.task_id}: name the OSWorld checkout it is of",
         )
     if attempt.problems:
-        raise BadRecord(kind="malformed", reason=f"not the whole attempt: {attempt.problems[0]}")
+        raise BadRecord(kind="malformed", reason=f"the attempt is incomplete: {attempt.problems[0]}")
     conversation = Conversation(task=task)
     for step, found in zip(attempt.steps, actions, strict=True):
         if step.screen_problem:

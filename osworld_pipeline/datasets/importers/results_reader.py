@@ -141,7 +141,7 @@ def plain(name: str) -> str:
 def _rows(folder: Path) -> tuple[list[Mapping[str, Any]], list[str]]:
     path = folder / TRAJECTORY
     if not path.is_file():
-        raise DatasetError(f"a {RESULT} without a {TRAJECTORY}")
+        raise DatasetError(f"there is a {RESULT} and no {TRAJECTORY}")
     rows: list[Mapping[str, Any]] = []
     problems: list[str] = []
     for line in read_lines(path):

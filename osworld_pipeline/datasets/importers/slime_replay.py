@@ -100,7 +100,7 @@ def _messages(record: Mapping[str, Any]) -> tuple[Message, ...]:
 def _images(record: Mapping[str, Any], num_placeholders: int, folder: Path) -> list[ProvenImage]:
     texts = images_of(record)
     if len(texts) != num_placeholders:
-        raise BadRecord(f"{num_placeholders} image placeholders, {len(texts)} images", kind="bad_image")
+        raise BadRecord(f"there are {num_placeholders} image placeholders and {len(texts)} images", kind="bad_image")
     images: list[ProvenImage] = []
     for index, text in enumerate(texts):
         try:

@@ -161,7 +161,7 @@ class ArtefactForm:
 def checked_images(images: Sequence[str], num_placeholders: int, folder: Path) -> Iterator[tuple[bytes, str]]:
     """Bytes and suffix of each. Raises BadRecord if their number differs from `num_placeholders`, or one is damaged."""
     if len(images) != num_placeholders:
-        raise BadRecord(f"{num_placeholders} image placeholders, {len(images)} images", kind="bad_image")
+        raise BadRecord(f"there are {num_placeholders} image placeholders and {len(images)} images", kind="bad_image")
     for index, text in enumerate(images):
         try:
             yield load_image(text, folder)

@@ -208,8 +208,8 @@ class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
         width, height = self._image_size
         if pixels.shape != (height, width, 3):
             raise EnvServerError(
-                f"the server sends screenshots of {pixels.shape[1]}x{pixels.shape[0]}, not {width}x{height}: give "
-                "screen_size as its desktops have it"
+                f"the server sends screenshots of {pixels.shape[1]}x{pixels.shape[0]}, not {width}x{height}: set "
+                "screen_size to that of its desktops"
             )
         return {"screenshot": pixels, "instruction": self._task.instruction}
 

@@ -39,7 +39,7 @@ def read_prompt(observation: Any) -> Prompt:
     if isinstance(observation, Sequence) and all(isinstance(part, str | bytes) for part in observation):
         return tuple(observation)
     raise ValueError(
-        f"an observation is text, or a sequence of texts and encoded images, not {type(observation).__name__}"
+        f"an observation must be text, or a sequence of texts and encoded images, not {type(observation).__name__}"
     )
 
 

@@ -34,9 +34,9 @@ class ReplayBuffer:
             ValueError: a capacity below 1, or a gamma outside 0..1.
         """
         if capacity < 1:
-            raise ValueError(f"a replay buffer holds at least one step, not {capacity}")
+            raise ValueError(f"a replay buffer must hold at least one step, not {capacity}")
         if not 0.0 <= gamma <= 1.0:
-            raise ValueError(f"gamma is a discount from 0 to 1, not {gamma}")
+            raise ValueError(f"gamma must be a discount from 0 to 1, not {gamma}")
         self.capacity = capacity
         self.gamma = gamma
         self.only_keep_outcome = only_keep_outcome

@@ -223,6 +223,6 @@ def _count_reload(server: SglangServer) -> None:
     if len(server.reloads) >= MAX_RELOADS:
         raise EngineError(
             f"the sglang server at {shown(server.url)} has lost its weights {MAX_RELOADS} times within "
-            f"{RELOAD_WINDOW_S:.0f} s and is not loaded again: its log says why it restarts"
+            f"{RELOAD_WINDOW_S:.0f} s and is not loaded again: see its log for the cause"
         )
     server.reloads.append(now)

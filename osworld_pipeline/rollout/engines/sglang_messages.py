@@ -146,7 +146,7 @@ def _check_prompt(answer: Mapping[str, Any], meta: Mapping[str, Any], request: G
     if not is_same:
         raise EngineError(
             f"the server built another prompt than the one sent ({meta.get('prompt_tokens')} tokens of "
-            f"{len(request.token_ids)}): does it hold the tokenizer and the image processor of this checkpoint?"
+            f"{len(request.token_ids)}): check that it has the tokenizer and the image processor of this checkpoint"
         )
 
 

@@ -59,7 +59,7 @@ def check_state(model: Any, state_dict: Mapping[str, torch.Tensor]) -> dict[str,
             if tensor.data_ptr() not in given:
                 raise ValueError(f"{name} is missing")
         elif state_dict[name].shape != tensor.shape:
-            raise ValueError(f"{name} is {tuple(state_dict[name].shape)} there and {tuple(tensor.shape)} in the model")
+            raise ValueError(f"{name} is {tuple(state_dict[name].shape)}, and {tuple(tensor.shape)} in the model")
     return dict(state_dict)
 
 

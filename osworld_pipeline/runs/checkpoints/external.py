@@ -82,13 +82,13 @@ def require_unchanged(checkpoint_id: str, folder: Path) -> None:
     """
     if not folder.is_dir():
         raise StoreError(
-            f"{checkpoint_id} is gone: there is no folder {folder}; put it back, or add it from its new location "
+            f"{checkpoint_id} is missing: there is no folder {folder}; restore it, or add it from its new location "
             "(the command checkpoint add)"
         )
     if _identify(folder)[0] != checkpoint_id:
         raise StoreError(
-            f"{folder} has changed since it was added as {checkpoint_id} (its weights or its {CONFIG}): put the old "
-            "files back, or add it as a new checkpoint "
+            f"{folder} has changed since it was added as {checkpoint_id} (its weights or its {CONFIG}): restore the "
+            "old files, or add it as a new checkpoint "
             f"({shell_line(PIPELINE, 'checkpoint', 'add', folder)})"
         )
 

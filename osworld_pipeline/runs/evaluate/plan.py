@@ -86,7 +86,8 @@ def load_suite(state: StateDir, recipe: Recipe, name: str) -> EvalSuite:
     names = suite_names(state.suites)
     if name not in names:
         raise DatasetError(
-            f"no suite '{name}': there are {', '.join(names)}; your own go to {state.suites}{did_you_mean(name, names)}"
+            f"no suite '{name}': there are {', '.join(names)}; put your own into {state.suites}"
+            f"{did_you_mean(name, names)}"
         )
     return read_suite_file(state.suites / f"{name}.json")
 

@@ -129,7 +129,7 @@ def end_that_is_there(state: StateDir, recipe: Recipe, champion: Checkpoint) -> 
         return "nothing is run here"
 
     def run_nothing(one: Round) -> None:
-        raise AssertionError(f"{one.round_id} was to be looked at only")
+        raise AssertionError(f"{one.round_id} must not run here")
 
     data_digest = flywheel_data_digest(state, recipe)
     parent = walk_flywheel(

@@ -93,6 +93,6 @@ def _wait_ready(process: subprocess.Popen[bytes], ready: Path, log_path: Path) -
         if process.poll() is not None:
             if "No module named 'ray'" in log_path.read_text(errors="replace")[-2000:]:
                 raise DependencyError("the Ray launcher needs Ray: install the extra `ray` (osworld-pipeline[ray])")
-            raise EnvServerError(f"Ray ended with status {process.returncode} as it started; see {log_path}")
+            raise EnvServerError(f"Ray ended with status {process.returncode} during its start; see {log_path}")
         time.sleep(0.05)
     raise EnvServerError(f"Ray was not ready after {READY_TIMEOUT_S:.0f} s; see {log_path}")

@@ -126,7 +126,7 @@ class _ServerStarter:
         except BaseException as error:
             ray.kill(actor)
             if isinstance(error, LostActorError):
-                raise EnvServerError(f"its actor was lost as it started: {error}") from error
+                raise EnvServerError(f"its actor was lost during its start: {error}") from error
             raise
         return _RayServer(actor, url, size)
 

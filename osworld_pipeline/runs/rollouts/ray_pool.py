@@ -190,7 +190,7 @@ class ActorPool:
         except BaseException as error:
             ray.kill(handle)
             if isinstance(error, LostActorError):
-                raise EngineError(f"it was lost as it started: {error}") from error
+                raise EngineError(f"it was lost during its start: {error}") from error
             if isinstance(error, RayTaskError):
                 raise EngineError(f"its session failed with {error.cause!r}") from error
             raise

@@ -107,7 +107,7 @@ class RayRollouts:
         """What each actor has opened, except those that do not run; at least one. Raises PipelineError."""
         opened = [one for one in await self._pool.call_each("describe", limit_s=SLACK_S) if one is not None]
         if not opened:
-            raise EngineError("every rollout actor was lost as it started: their logs are in Ray's dashboard")
+            raise EngineError("every rollout actor was lost during its start; see their logs in Ray's dashboard")
         return opened
 
     @property

@@ -91,7 +91,7 @@ def _wait_ready(server: ServerProcess, ready: Path, *, timeout_s: float, is_over
         if server.process.poll() is not None:
             raise EnvServerError(server.how_it_ended())
         if is_over.wait(0.05):
-            raise EnvServerError("the env server was stopped as it started")
+            raise EnvServerError("the env server was stopped during its start")
     raise EnvServerError(
         f"the env server was not ready after {timeout_s:.0f} s: {server.last_line()} (log: {server.log_path})"
     )

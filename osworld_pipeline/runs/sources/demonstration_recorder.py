@@ -35,7 +35,7 @@ class DemonstrationRecorder:
         """Adds a turn on this screen, and returns its command. Points of `arguments` are pixels of the screen.
 
         Raises:
-            ReplicaError: the screenshot is no image.
+            ReplicaError: the screenshot is not an image.
         """
         try:
             image = await asyncio.to_thread(

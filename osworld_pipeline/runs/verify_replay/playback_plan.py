@@ -35,7 +35,7 @@ _COLUMNS = (
     *("dialect", "messages", "images"),
 )
 
-NO_TASK = "its task is no training task: it has no config that can be run"
+NO_TASK = "its task is not a training task: it has no config that can be run"
 NOT_CLAIMED = "it does not claim to be a success"
 INCOMPLETE = "a chunk of a demonstration whose other chunks are not all there"
 ENDS_OPEN = "a chunk of a demonstration whose last chunk does not end the episode"
@@ -205,7 +205,7 @@ def _turns(
         size = None
         if first_point(turn.arguments) is not None and dialect.coordinate_space == "model_pixels":
             if not 0 < num_images <= len(images):
-                raise _Unplayable("it points at an image that it does not have")
+                raise _Unplayable("it refers to an image that it does not have")
             size = _image_size(blobs, images[num_images - 1])
         yield PlayedTurn(dialect=dialect.name, arguments=turn.arguments, image_size=size)
 
@@ -215,7 +215,7 @@ def _image_size(blobs: BlobStore, sha256: str) -> tuple[int, int]:
         with open_picture(blobs.read(sha256)) as image:
             return image.size
     except (StoreError, *NO_PICTURE) as error:
-        raise _Unplayable("it points at an image that is not in the store") from error
+        raise _Unplayable("it refers to an image that is not in the store") from error
 
 
 def _join_chunks(rows: Sequence[_Row], unplayable: dict[str, list[str]]) -> Iterator[list[_Row]]:

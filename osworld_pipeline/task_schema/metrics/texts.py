@@ -103,7 +103,7 @@ def check_direct_json_object(
     if expect_in_result:
         return float(all(_lies_in(value, result.get(key)) for key, value in expected.items()))
     if expected.get("ignore_list_order", False):
-        # Here OSWorld compares every key, including this flag, as a sorted list; a flag is no list, so it fails.
+        # Here OSWorld compares every key, including this flag, as a sorted list; a flag is not a list, so it fails.
         return 0.0
     return float(all(result.get(key) == value for key, value in expected.items()))
 

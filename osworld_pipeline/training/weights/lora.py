@@ -112,7 +112,7 @@ def require_same_settings(adapter: AdapterCheckpoint, section: LoraSection) -> N
     wants = (section.rank, section.alpha, sorted(section.target_modules))
     if has != wants:
         raise RecipeError(
-            f"trainer.lora says {_described(*wants)}, and the adapter {adapter.folder}, which training continues with, "
+            f"trainer.lora has {_described(*wants)}, and the adapter {adapter.folder}, which training continues with, "
             f"has {_described(*has)}: set trainer.lora to that, or merge the adapter "
             f"({merge_line(adapter.folder)}) and train a fresh one on the merged model"
         )
@@ -128,7 +128,7 @@ def verified_base(adapter: AdapterCheckpoint) -> Base:
     if adapter.base_digest is not None and digest != adapter.base_digest:
         raise StoreError(
             f"{folder} is not the base of the adapter {adapter.folder}: its weights have the digest {digest[:12]}, and "
-            f"the adapter was trained on {adapter.base_digest[:12]}; put the base back"
+            f"the adapter was trained on {adapter.base_digest[:12]}; restore the base"
         )
     return Base(folder=folder, digest=digest)
 

@@ -18,7 +18,7 @@ def nice_ticks(low: float, high: float, *, limit: int = 5, is_whole: bool = Fals
         ValueError: an end that is not finite.
     """
     if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError(f"an axis from {low} to {high}")
+        raise ValueError(f"an axis from {low} to {high} is not finite")
     if high < low:
         low, high = high, low
     if high - low < 1e-12 * max(1.0, abs(high)):
@@ -52,7 +52,7 @@ class Bins:
         """
         found = list(updates)
         if not found:
-            raise ValueError("no update")
+            raise ValueError("there is no update")
         first, last = min(found), max(found)
         return cls(first, last, -(-(last - first + 1) // limit))
 

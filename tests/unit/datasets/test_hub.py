@@ -216,7 +216,7 @@ def test_a_file_deeper_in_the_repository_is_found_or_named(hub: Hub, tmp_path: P
     ("files", "request_text", "reason"),
     [
         ({"a.txt": b""}, "sft_curated_final=org/data", f"no files named {NAME} .* there are: a.txt"),
-        ({f"a/{NAME}": b"", f"b/{NAME}": b""}, "sft_curated_final=org/data", "2 files named .* say which one"),
+        ({f"a/{NAME}": b"", f"b/{NAME}": b""}, "sft_curated_final=org/data", "2 files named .* name one"),
         ({}, "sft_curated_final=org/data:b.jsonl", "no file b.jsonl in org/data"),
         ({}, "sft_curated_final=org/data@nowhere", "no such revision"),
         ({}, "sft_curated_final=org/none", "no such dataset, or it is private"),

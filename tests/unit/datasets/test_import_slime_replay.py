@@ -74,7 +74,7 @@ def test_images_may_be_paths_beside_the_file(state: StateDir, tmp_path: Path) ->
         ("{", "malformed", "not JSON"),
         (row(messages="hello"), "malformed", "not a list"),
         (row(reward="much"), "malformed", "reward"),
-        (row(images=[]), "bad_image", "1 image placeholders, 0 images"),
+        (row(images=[]), "bad_image", "1 image placeholders and 0 images"),
         (row(images=["AAAA"]), "bad_image", "image 0"),
         (row(images=[base64.b64encode(png(1)[:60]).decode()]), "bad_image", "image 0"),
         (row(messages=[*row()["messages"][:2], {"role": "assistant", "content": "Hm."}]), "dropped_parse", "turn 2"),

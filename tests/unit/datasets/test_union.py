@@ -136,8 +136,8 @@ def test_bare_pyautogui_answers_parse(state: StateDir) -> None:
 @pytest.mark.parametrize(
     ("images", "reason"),
     [
-        ([image_text(1)], "2 image placeholders, 1 images"),
-        ([image_text(1)] * 3, "2 image placeholders, 3 images"),
+        ([image_text(1)], "2 image placeholders and 1 images"),
+        ([image_text(1)] * 3, "2 image placeholders and 3 images"),
         ([image_text(1), "not base64!"], "image 1: not base64"),
         ([image_text(1), image_text(2)[:60]], "image 1: "),
         ([image_text(1), "R0lGODlhAQABAAAAACw="], "image 1: neither PNG, JPEG nor WebP"),

@@ -157,8 +157,8 @@ def test_images_may_be_paths_that_stay_in_the_source_folder(state: StateDir) -> 
     (row,) = replay(state)
     assert (row["task_id"], row["images"]) == ("in", names["in"])
     reasons = {row["task_id"]: row["reason"] for row in table(state, "rejects")}
-    assert "leads out of the source's folder" in reasons["out"]
-    assert "leads out of the source's folder" in reasons["link"]
+    assert "points outside the source's folder" in reasons["out"]
+    assert "points outside the source's folder" in reasons["link"]
     assert "No such file" in reasons["none"]
 
 
@@ -191,7 +191,7 @@ ODD_LINES = [
     (json.dumps(record("separator\u2028"), ensure_ascii=False).encode(), None),
     (json.dumps(record("nul\0")).encode(), None),
     (json.dumps(record("nan", reward=float("nan"))).encode(), "reward is not a number"),
-    (json.dumps(record("half \ud800")).encode(), "half a character"),
+    (json.dumps(record("half \ud800")).encode(), "an incomplete character"),
     (b'{"task_id": "\xff"}', "not JSON"),
     (b"[" * 100_000, "not JSON"),
     (b"\0\0\0", "not JSON"),

@@ -145,7 +145,7 @@ def test_points_of_a_sequence_move_together() -> None:
 
 def test_a_turn_that_says_too_much_is_refused() -> None:
     dialect = load_dialect("pyautogui")
-    with pytest.raises(ActionParseError, match="40 actions in one turn"):
+    with pytest.raises(ActionParseError, match="the turn has 40 actions"):
         dialect.format("", {"action": "sequence", "actions": [{"action": "left_click"}] * 40})
     with pytest.raises(ActionParseError, match="longer than 60 s"):
         dialect.format("", {"action": "sequence", "actions": [{"action": "wait", "seconds": 50}] * 2})

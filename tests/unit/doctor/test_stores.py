@@ -122,7 +122,7 @@ def test_an_adapter_whose_base_is_gone_is_told(state: StateDir) -> None:
     put_adapter(state, base="base-1")
     found = check_adapters("adapters", state)
     assert found.status == Status.MISSING
-    assert f"is gone: there is no folder {state.checkpoints / 'base-1'}" in found.message
+    assert f"is missing: there is no folder {state.checkpoints / 'base-1'}" in found.message
     assert found.remedy.startswith("restore the base")
     (state.checkpoints / "base-1").mkdir()
     found = check_adapters("adapters", state)

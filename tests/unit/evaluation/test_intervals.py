@@ -98,7 +98,7 @@ def test_samples_worth_more_than_they_can_be_are_refused(sums: list[float], coun
 
 def test_percentiles_lie_between_two_values_in_proportion() -> None:
     assert percentiles([3.0, 0.0, 1.0, 2.0], 0.5) == (0.75, 2.25)
-    with pytest.raises(ValueError, match="a confidence of 1"):
+    with pytest.raises(ValueError, match="confidence is 1"):
         percentiles([1.0], 1)
 
 
@@ -115,5 +115,5 @@ def test_with_many_degrees_of_freedom_students_quantile_is_the_normal_one() -> N
 
 @pytest.mark.parametrize(("confidence", "degrees"), [(0.95, 0), (0.0, 3), (1.0, 3)])
 def test_no_freedom_or_no_confidence_has_no_quantile(confidence: float, degrees: int) -> None:
-    with pytest.raises(ValueError, match=r"degrees of freedom|confidence"):
+    with pytest.raises(ValueError, match=r"degrees|confidence"):
         student_quantile(confidence, degrees)

@@ -103,9 +103,9 @@ def test_digest_does_not_depend_on_the_order_and_does_on_every_task(tmp_path: Pa
     [
         ([], "no list of tasks"),
         ({"tasks": "all"}, "no list of tasks"),
-        ([7], r"bad.json, task 1 is no task"),
+        ([7], r"bad.json, task 1 is not a task"),
         ([{"id": "a"}], "task 1: task a has no instruction"),
-        ([task("a"), task("a")], "suite bad: task a is there twice"),
+        ([task("a"), task("a")], "suite bad: task a occurs twice"),
         (["gone.json"], r"there is no .*gone.json: a task of the suite is missing"),
     ],
 )

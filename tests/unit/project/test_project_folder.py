@@ -48,7 +48,7 @@ def test_files_that_exist_are_kept_unless_asked(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match="file is no folder"):
+    with pytest.raises(StoreError, match="file is not a folder"):
         write_project(tmp_path / "file", project_files())
     with pytest.raises(RecipeError, match="no recipe named 'smok'"):
         project_files(recipe="smok")

@@ -122,7 +122,7 @@ def test_what_a_cache_made_itself_stays_and_can_be_pushed(s3: S3, url: str, orig
     TrajectoryStore(cache).write_episodes("mine", [make_episode("e-mine")])
     TrajectoryStore(origin).write_episodes("yours", [make_episode("e-yours")])
     push(origin, url)
-    with pytest.raises(StoreError, match="was pushed to from elsewhere since") as refused:
+    with pytest.raises(StoreError, match="has received a push from elsewhere") as refused:
         push(cache, url)
     (advised,) = [part for part in str(refused.value).split("`") if "remote" in part]
     from osworld_pipeline.cli import app

@@ -146,7 +146,7 @@ def test_a_push_that_began_before_a_collection_fails_and_succeeds_anew(
             collected.append(collect_remote_garbage(origin, url, grace_s=ALL))
 
     s3.on_request = collect_once
-    with pytest.raises(StoreError, match="pushed to from elsewhere meanwhile"):
+    with pytest.raises(StoreError, match="received a push from elsewhere in the meantime"):
         push(cache, url)
     assert collected[1].num_images == 1
     assert image_key(data) not in objects.listed()
@@ -215,7 +215,7 @@ def test_a_push_between_push_and_collection_stops_the_collection(
         return done
 
     monkeypatch.setattr(garbage, "push_known", push_and_be_overtaken)
-    with pytest.raises(StoreError, match="pushed to from elsewhere since"):
+    with pytest.raises(StoreError, match="has received a push from elsewhere"):
         collect_remote_garbage(origin, url, grace_s=ALL)
     assert image_key(data) in objects.listed()
 

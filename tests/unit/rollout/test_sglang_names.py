@@ -151,7 +151,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         read_weights(tmp_path / "nowhere", policy_version=1)
     orphan = write_adapter(tmp_path / "orphan", tmp_path / "gone")
     with pytest.raises(
-        EngineError, match=r"base checkpoint of the adapter .*orphan/adapter is gone: there is no folder .*/gone"
+        EngineError, match=r"base checkpoint of the adapter .*orphan/adapter is missing: there is no folder .*/gone"
     ):
         read_weights(orphan, policy_version=1)
     with pytest.raises(EngineError, match=r"config\.json has no vocabulary size"):

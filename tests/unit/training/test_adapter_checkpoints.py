@@ -124,9 +124,7 @@ def test_a_base_that_is_gone_or_another_is_one_clear_error(state: StateDir):
     folder = fine_tuned(base_of(state), recipe, state, num_updates=1)
     base = base_of(state)
     shutil.rmtree(base)
-    gone = (
-        rf"base checkpoint of the adapter .*update-0001/adapter is gone: there is no folder {base.resolve()}; restore"
-    )
+    gone = rf"base checkpoint of the adapter .*update-0001/adapter is missing: there is no folder {base.resolve()}; res"
     with pytest.raises(StoreError, match=gone):
         load_model(folder)
     with pytest.raises(StoreError, match=gone):

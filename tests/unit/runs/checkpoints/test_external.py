@@ -90,7 +90,7 @@ def test_folder_that_has_changed_or_is_gone_is_refused_at_its_next_use(state: St
         require_unchanged(checkpoint_id, folder)
     assert add_checkpoint(state, str(folder)).checkpoint_id != checkpoint_id
     shutil.rmtree(folder)
-    with pytest.raises(StoreError, match=f"{checkpoint_id} is gone: there is no folder {folder}"):
+    with pytest.raises(StoreError, match=f"{checkpoint_id} is missing: there is no folder {folder}"):
         require_unchanged(checkpoint_id, folder)
 
 
@@ -171,11 +171,11 @@ def test_adapter_that_has_changed_or_whose_base_is_gone_is_refused(
     require_unchanged(checkpoint_id, adapter)
     shutil.rmtree(folder)
     with pytest.raises(
-        StoreError, match=f"the base checkpoint of the adapter {adapter} is gone: there is no folder {folder}"
+        StoreError, match=f"the base checkpoint of the adapter {adapter} is missing: there is no folder {folder}"
     ):
         require_unchanged(checkpoint_id, adapter)
     with pytest.raises(
-        StoreError, match=f"the base checkpoint of the adapter {adapter} is gone: there is no folder {folder}"
+        StoreError, match=f"the base checkpoint of the adapter {adapter} is missing: there is no folder {folder}"
     ):
         add_checkpoint(state, str(adapter))
 

@@ -123,8 +123,8 @@ def test_chunks_that_are_not_all_there_are_not_played(state: StateDir, numbers, 
         ({"task_id": "stranger"}, playback_plan.NO_TASK),
         ({"reward": 0.25}, playback_plan.NOT_CLAIMED),
         ({"dialect": "klingon"}, "no dialect named 'klingon'"),
-        ({"images": ["ab" * 32] * 2}, "it points at an image that is not in the store"),
-        ({"images": []}, "it points at an image that it does not have"),
+        ({"images": ["ab" * 32] * 2}, "it refers to an image that is not in the store"),
+        ({"images": []}, "it refers to an image that it does not have"),
     ],
 )
 def test_what_cannot_be_verified_is_an_outcome_with_its_reason(state: StateDir, changes, reason: str) -> None:
