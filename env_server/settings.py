@@ -102,7 +102,7 @@ class Settings(Table):
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Limit until the first replica is warm; the very first start may build the image."""
     drain_episodes_s: Annotated[float, Option(), Field(ge=0)] = 0.0
-    """How long live episodes may go on after SIGTERM, while new ones are refused. A second SIGTERM ends at once."""
+    """How long live episodes may continue after SIGTERM, while new ones are refused. A second SIGTERM ends at once."""
     drain_timeout_s: Annotated[float, Option(), Field(ge=0)] = 30.0
     """How long calls in progress may take after that, before every remaining episode is closed."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 8 * 1024 * 1024

@@ -65,7 +65,7 @@ class NoCapacityError(EnvServerError): ...
 
 
 class TokenEndedError(PipelineError):
-    """Ends the program and no episode: with a new token it goes on."""
+    """Ends the program and no episode: with a new token it resumes."""
 
     is_retryable = True
 

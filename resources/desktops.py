@@ -83,7 +83,7 @@ class DesktopsResource(dg.ConfigurableResource):
         default=168.0,
         ge=0,
         description="Life of the token that the programs of a step get instead of `token`, for servers by URL. After "
-        "it the step is repeated and goes on. 0: they get `token` itself, as older servers and foreign proxies need.",
+        "it the step is repeated and resumes. 0: they get `token` itself, as older servers and foreign proxies need.",
     )
     ray: DesktopsOnRay | None = Field(
         default=None, description="Desktops that the program starts on its Ray cluster, instead of `urls`."

@@ -21,7 +21,7 @@ DEFECTS = {
     "exchanged rows": "exchanges the height and width rows of M-RoPE",
     "one by one": "counts image tokens one by one, without M-RoPE",
     "no offset": "gives sampled tokens positions without M-RoPE's offset",
-    "forgets images": "forgets every image after the first turn",
+    "forgets images": "drops every image after the first turn",
     "blind": "shows the model no image at all",
     "repeats the first": "shows the first image in place of every later one",
     "exchanged images": "exchanges the images of a request",

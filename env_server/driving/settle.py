@@ -1,4 +1,4 @@
-"""Waits until a desktop's screen stands still instead of a fixed time; the wait is limited, and polling is cheap."""
+"""Waits until a desktop's screen is stable instead of a fixed time; the wait is limited, and polling is cheap."""
 
 import asyncio
 import hashlib

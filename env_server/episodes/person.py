@@ -12,7 +12,7 @@ from osworld_pipeline.errors import ActionParseError, EnvServerError
 MAX_WAITING = 16
 """Inputs of one episode that wait for their turn."""
 ENDINGS = ("DONE", "FAIL")
-"""The person's end of a demonstration: it is done, or given up."""
+"""The person's end of a demonstration: it is done, or abandoned."""
 
 
 class PersonInputError(EnvServerError):

@@ -33,7 +33,7 @@ class Stillness:
         self._has_moved = False
 
     def look(self, screen: bytes, at_s: float, *, is_busy: bool = False) -> bool:
-        """True once the screen has settled. `is_busy`: programs of the desktop are at work, so it may still change."""
+        """True once the screen has settled. `is_busy`: programs of the desktop are busy, so it may still change."""
         if screen != self._last:
             self._last = screen
             if num_changed_cells(self._reference, screen, width=self._width) > MAX_STILL_CELLS:

@@ -22,7 +22,7 @@ READ_LIMIT_S = 5.0
 """On a busy machine a program takes longer: wait until no program of the desktop computes, at most this long."""
 READ_LOOK_S = 0.02
 READ_LOOKS = 3
-"""This many consecutive looks must find no program at work."""
+"""This many consecutive looks must find no busy program."""
 LINE_SETTLE_S = 0.03
 """A shell must have started the command of one line before the next line is typed: until then the terminal is in
 another mode, in which an Enter would arrive as a carriage return."""

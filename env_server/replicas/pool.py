@@ -51,7 +51,7 @@ class Pool:
 
     @property
     def is_draining(self) -> bool:
-        """It grants no leases, for now or for good."""
+        """It grants no leases, temporarily or permanently."""
         return self._is_draining or self._is_cordoned
 
     @property

@@ -124,7 +124,7 @@ def check_locks(name: str, state: StateDir, proc: Path = Path("/proc")) -> Findi
     for path, taker, present in held:
         if taker and not (proc / str(taker)).is_dir():
             heirs = ", ".join(f"process {pid} ({command_of(pid, proc)[:60]})" for pid in present)
-            text = f"{path} was locked by process {taker}, which is gone; it is still held by {heirs}"
+            text = f"{path} was locked by process {taker}, which has ended; it is still held by {heirs}"
             return Finding(name=name, status=Status.MISSING, message=text, remedy=f"kill {present[0]}")
     names = ", ".join(f"{path.name} by process {taker or 'unknown'}" for path, taker, _ in held[:3])
     return Finding(name=name, status=Status.OK, message=f"in use now: {names}")

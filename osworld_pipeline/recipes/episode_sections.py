@@ -128,7 +128,7 @@ class EngineSection(Section):
     sample."""
     running_responses: Literal["keep", "abort", "wait"] = "keep"
     """What happens to half-done responses when an sglang server receives new weights. `keep`: they keep their tokens
-    and continue with the new weights, each token with its policy version; `abort`: they are sampled anew; `wait`: the
+    and continue with the new weights, each token with its policy version; `abort`: they are sampled again; `wait`: the
     update waits for those of this program, at most `request_timeout_s`, while its new requests wait for the update."""
     model: str = ""
     """The model's name at an OpenAI-compatible endpoint."""

@@ -54,8 +54,8 @@ class EnvTimeouts:
     request_s: float = 120.0
     """Limit of one /reset, /step or /evaluate."""
     capacity_s: float = 300.0
-    """How long /reset waits for a free replica, and for a server that is starting; counted anew when an episode of the
-    client ends, because desktops are busy and not gone then."""
+    """How long /reset waits for a free replica, and for a server that is starting; counted again from zero when an
+    episode of the client ends, because desktops are busy and not gone then."""
     close_s: float = 10.0
     resend_s: float = 20.0
     """How long a call whose answer was lost is retried."""

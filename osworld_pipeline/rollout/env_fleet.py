@@ -31,7 +31,7 @@ NAME_LIMIT_S = 60.0
 LOOK_LIMIT_S = 10.0
 """A server that does not answer /health within this time gets no episode until it does."""
 SILENT_S = 30.0
-"""If a server answers nothing for so long, calls that wait for it are given up: its machine or its network is lost."""
+"""If a server answers nothing for so long, calls that wait for it are abandoned: its machine or its network is lost."""
 
 
 class ServerState(StrEnum):
@@ -73,7 +73,7 @@ class EnvServer:
     last_answer: float = field(default_factory=time.monotonic)
     """Time of the last answer in seconds of the monotonic clock; its discovery counts as an answer."""
     is_silent: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while calls that wait for it are given up."""
+    """Set while calls that wait for it are abandoned."""
 
 
 class ServerQuestions(Protocol):
@@ -211,7 +211,7 @@ class EnvFleet:
             server.is_silent.clear()
 
     def silence_of(self, url: str) -> asyncio.Event | None:
-        """Set while calls that wait for the server are given up; None for a server of no run."""
+        """Set while calls that wait for the server are abandoned; None for a server of no run."""
         server = self._server_at(url)
         return None if server is None else server.is_silent
 

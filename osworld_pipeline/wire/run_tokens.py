@@ -30,7 +30,7 @@ def why_invalid(server_token: str, given: bytes, *, now: float | None = None) ->
         return ""
     ends_at = int(parts[2])  # a number: the claim is ours
     if ends_at <= (time.time() if now is None else now):
-        return f"{ENDED}: launch the run again, and it goes on with a new one"
+        return f"{ENDED}: launch the run again; it resumes with a new one"
     return None
 
 

@@ -199,8 +199,8 @@ def _server_router(episodes: EpisodeTable, settings: Settings, drain: Callable[[
 
     @router.post("/server/cordon", summary="Refuse or accept new episodes", status_code=204, response_class=Response)
     async def cordon(message: CordonRequest) -> Response:
-        """Live episodes go on. While cordoned, /health says `draining` and /readyz is 503; clients with several servers
-        use the others."""
+        """Live episodes continue. While cordoned, /health says `draining` and /readyz is 503; clients with several
+        servers use the others."""
         pool.cordon(is_cordoned=message.is_cordoned)
         return Response(status_code=204)
 

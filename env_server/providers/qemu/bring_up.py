@@ -76,20 +76,20 @@ class BroughtUp:
 
 
 def shows_something(*, still_s: float) -> Sign:
-    """Firmware, boot loader and spinning dots also show something: only a screen that stands still for longer than they
-    do counts as up."""
+    """Firmware, boot loader and spinning dots also show something: only a screen that is stable for longer than they do
+    counts as up."""
 
     async def is_there(sight: Sight) -> bool:
         return not is_blank(sight.screen) and sight.still_s >= still_s
 
-    return Sign(words=f"screen that shows something and stands still for {still_s:g} s", is_there=is_there)
+    return Sign(words=f"screen that shows something and is stable for {still_s:g} s", is_there=is_there)
 
 
 def has_changed(*, still_s: float, share: float = STILL_SHARE) -> Sign:
     async def is_there(sight: Sight) -> bool:
         return changed_share(sight.before, sight.screen) > share and sight.still_s >= still_s
 
-    return Sign(words=f"other screen that stands still for {still_s:g} s", is_there=is_there)
+    return Sign(words=f"other screen that is stable for {still_s:g} s", is_there=is_there)
 
 
 def shows_mark(mark: Mark) -> Sign:

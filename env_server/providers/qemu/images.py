@@ -73,7 +73,7 @@ class ImageWithAgent:
     draws_cursor: bool
     """Whether the guest draws its mouse cursor into the screen that QEMU shows."""
     calm_s: float
-    """How long the screen of a booted machine must stand still before it counts as ready."""
+    """How long the screen of a booted machine must be stable before it counts as ready."""
     num_boots = 1
 
     async def bring_up(self, machine: Machine, *, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""When a booted machine with a guest agent is ready: the agent answers, and the screen stands still."""
+"""When a booted machine with a guest agent is ready: the agent answers, and the screen is stable."""
 
 import asyncio
 import hashlib
@@ -10,7 +10,7 @@ from env_server.providers.qemu.machine import Machine
 from osworld_pipeline.errors import ReplicaError
 
 CALM_LIMIT_S = 60.0
-"""If the screen never stands still, the machine counts as ready after this time."""
+"""If the screen is never stable, the machine counts as ready after this time."""
 _POLL_S = 0.25
 
 

@@ -1,4 +1,4 @@
-"""Facts about a screen without the guest: whether it is blank, whether it stands still, and where it contains a given
+"""Facts about a screen without the guest: whether it is blank, whether it is stable, and where it contains a given
 image. Pure; screens are PPM files as QEMU dumps them, exact to the pixel."""
 
 import io

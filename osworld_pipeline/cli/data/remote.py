@@ -42,7 +42,7 @@ def push_(state: StateOption = Path("var"), state_remote: StateRemoteOption = ""
         else f"generation {done.generation} is up to date"
     )
     if done.num_missing_images:
-        print(f"{counted(done.num_missing_images, 'image')} that rows name could not be sent: the state lacks them.")
+        print(f"{counted(done.num_missing_images, 'image')} that rows name could not be sent: not in the state.")
 
 
 @remote.command("pull")

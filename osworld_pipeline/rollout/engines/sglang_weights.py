@@ -297,7 +297,7 @@ def _digest_span(path: Path, span: Span) -> str:
         while left > 0:
             data = opened.read(min(left, 1 << 20))
             if not data:
-                raise OSError(f"{path} is shorter than its header says")
+                raise OSError(f"{path} is shorter than its header states")
             digest.update(data)
             left -= len(data)
     return digest.hexdigest()

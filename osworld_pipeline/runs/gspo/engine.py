@@ -208,7 +208,7 @@ def _to_servers(
 
 
 async def _require_idle(thread: ThreadPoolExecutor) -> None:
-    """Raises TransientError if the thread is at work: an update may take minutes, and changes the weights."""
+    """Raises TransientError if the thread is busy: an update may take minutes, and changes the weights."""
     try:
         async with asyncio.timeout(IDLE_TIMEOUT_S):
             await in_thread(thread, lambda: None)

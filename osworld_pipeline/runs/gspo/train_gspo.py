@@ -1,7 +1,7 @@
 """A GSPO phase: collect groups on real desktops, score them, train, hand the weights to the engine, save, repeat.
 
 A killed phase resumes from its last checkpoint. A synchronous phase repeats the later updates exactly, with the same
-ids; an asynchronous one marks its later records as superseded and rolls out anew. A phase that has used up its budget
+ids; an asynchronous one marks its later records as superseded and rolls out again. A phase that has used up its budget
 leaves a checkpoint to resume from, and a milestone that takes its place until then.
 """
 

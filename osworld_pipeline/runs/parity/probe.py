@@ -98,6 +98,6 @@ def refusal(name: str, verdict: Verdict, *, against: str = "the checkpoint") -> 
     return (
         f"{name} fails the parity probe: it {finding.name}. In the case '{finding.case}' the log-probabilities that it "
         f"reports differ from those of {against} by {finding.mean_diff:.2g} a token on average (at most "
-        f"{finding.max_diff:.2g}), where up to {verdict.tolerance.limit:.2g} can be rounding; {fit}. To go on, "
+        f"{finding.max_diff:.2g}), where up to {verdict.tolerance.limit:.2g} can be rounding; {fit}. To continue, "
         f"{finding.advice}; engine.parity_probe = false disables the probe"
     )

@@ -88,7 +88,7 @@ def _encode(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-LATER_UNSEEN = "forgets every image after the first turn"
+LATER_UNSEEN = "drops every image after the first turn"
 ALL_UNSEEN = "shows the model no image at all"
 
 DEFECTS: Sequence[Defect] = (

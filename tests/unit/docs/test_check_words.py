@@ -15,7 +15,7 @@ text = f"{told} of {nobody!r}" + r"heard"
 
 def test_comments_and_strings_are_read_and_names_are_not() -> None:
     found = [(one.line, one.text) for one in find_turns("some.py", PYTHON)]
-    assert found == [(1, "Whoever"), (1, "told"), (4, "for ever"), (6, "nobody"), (7, "heard")]
+    assert found == [(1, "Whoever"), (1, "told"), (3, "lives"), (4, "for ever"), (6, "nobody"), (7, "heard")]
 
 
 @pytest.mark.parametrize(("path", "lines"), [("a.md", [1, 2]), ("a.toml", [2])])

@@ -16,7 +16,7 @@ from osworld_pipeline.training.parity.defects import DEFECTS, Defect
 
 NUM_IDS, NUM_TOKENS = 60, 8
 CASES = ("text", "one image", "two images", "three images")
-NO_ROWS, LATER_UNSEEN = DEFECTS[0].name, "forgets every image after the first turn"
+NO_ROWS, LATER_UNSEEN = DEFECTS[0].name, "drops every image after the first turn"
 
 
 @dataclass
