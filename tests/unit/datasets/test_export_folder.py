@@ -118,7 +118,7 @@ def test_no_id_leads_out_of_the_folder(text: str, name: str) -> None:
 
 def test_a_condition_is_one_condition() -> None:
     for where in ("true); DROP TABLE union_tasks; SELECT (1", "1 = 1; SELECT 2"):
-        with pytest.raises(TableError, match=r"--where (holds more than one statement|is no SQL condition)"):
+        with pytest.raises(TableError, match=r"--where (holds more than one statement|is not an SQL condition)"):
             Selection(where=where).over("evals", reward="reward")
 
 

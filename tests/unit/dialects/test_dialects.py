@@ -151,7 +151,7 @@ def test_a_turn_that_says_too_much_is_refused() -> None:
         dialect.format("", {"action": "sequence", "actions": [{"action": "wait", "seconds": 50}] * 2})
     with pytest.raises(ActionParseError, match="too long to be typed"):
         dialect.format("", {"action": "type", "text": "x" * 40_000})
-    with pytest.raises(ActionParseError, match="nothing can be done after the end"):
+    with pytest.raises(ActionParseError, match="no action is possible after the end"):
         dialect.format("", {"action": "sequence", "actions": [{"action": "terminate"}, {"action": "left_click"}]})
 
 

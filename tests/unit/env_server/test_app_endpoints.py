@@ -163,7 +163,7 @@ async def test_no_free_replica_is_503_with_retry_after() -> None:
     [
         ({"evaluator": None}, "has no evaluator"),
         ({"evaluator": {"func": ""}}, "has no evaluator"),
-        ({"id": None}, "without a string 'id'"),
+        ({"id": None}, "no string 'id'"),
         ({"instruction": " "}, "has no instruction"),
         ({"config": [{"type": "googledrive", "parameters": {}}]}, "set-up verb 'googledrive'"),
         ({"config": [{"type": "wait"}]}, "'wait', which does not exist: there are activate_window,"),

@@ -117,7 +117,7 @@ def test_an_unknown_part_is_refused(lacking: dict[str, str]) -> None:
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(DependencyError, match="is no Python environment: choose another folder"):
+    with pytest.raises(DependencyError, match="is not a Python environment: choose another folder"):
         make_environment(SGLANG, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 

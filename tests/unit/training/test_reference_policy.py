@@ -95,5 +95,5 @@ def test_a_phase_whose_parent_is_gone_or_another_is_not_resumed(tmp_path: Path, 
         StoreError, match=r"the policy's adapter belongs to .*model, and the phase's parent .*stranger to"
     ):
         open_phase(partial, recipe, parent=stranger, num_updates=1)
-    with pytest.raises(StoreError, match=r"nowhere is gone: gspo.kl_coef is above 0"):
+    with pytest.raises(StoreError, match=r"nowhere is missing: gspo.kl_coef is above 0"):
         open_phase(partial, recipe, parent=tmp_path / "nowhere", num_updates=1)
