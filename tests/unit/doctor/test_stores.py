@@ -155,7 +155,7 @@ def test_a_lock_that_outlived_its_process_names_the_child_that_keeps_it(state: S
             deadline = time.monotonic() + 5.0
             while (found := check_locks("locks", state)).status == Status.OK and time.monotonic() < deadline:
                 time.sleep(0.02)
-            assert f"was locked by process {parent.pid}, which is gone" in found.message
+            assert f"was locked by process {parent.pid}, which has ended" in found.message
             assert found.remedy == f"kill {child}"
         finally:
             os.kill(child, 9)

@@ -323,7 +323,7 @@ def test_a_replay_row_becomes_a_trajectory_in_the_layout_of_episodes(
 
 
 def test_a_broken_replay_row_is_named(renderer: Renderer) -> None:
-    with pytest.raises(ValueError, match="replay row abc of task t: the conversation has . image placeholders"):
+    with pytest.raises(ValueError, match=r"replay row abc of task t: the conversation has \d+ image placeholders"):
         replay_trajectories(replay_row("abc"), {}.__getitem__, renderer, agent=AgentSection())
 
 
