@@ -48,5 +48,5 @@ def remove_stale_targets(folder: Path) -> None:
 
 
 def _lock_of(target: Path) -> Path:
-    """Held while its process lives."""
+    """Held while its process runs."""
     return target.with_suffix(".lock")
