@@ -27,7 +27,7 @@ SECRETS = {
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 PODMAN_LACKS = ("ports", *PROBES)
 """Podman 4.3 publishes a container's port on the host, and has no probe by a port's name."""
-START_LIMIT_S = 240.0
+START_LIMIT_S = 420.0
 END_LIMIT_S = 120.0
 """For the live episodes of a server."""
 TOKEN_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -77,7 +77,7 @@ class PodmanCluster:
         spec = self.document(kind, name)["spec"]["template"]["spec"]
         self.play(pod or name, spec, alias=name)
         (container,) = spec["containers"]
-        for probe in PROBES[:2]:
+        for probe in PROBES:
             if probe in container:
                 self._wait(pod or name, container, probe)
 

@@ -1,5 +1,6 @@
 """`init` writes a project folder, and a checkout is one."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,13 @@ def test_the_compose_file_names_images_of_this_version_and_publishes_on_loopback
     for name, service in services.items():
         assert service["image"].endswith(f":{installed_version() or 'latest'}"), name
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+
+
+def test_every_service_has_a_health_check_on_the_port_of_its_program() -> None:
+    for name, service in compose()["services"].items():
+        (port,) = re.findall(r"--port (\d+)", service["command"])
+        test = " ".join(service["healthcheck"]["test"])
+        assert f"http://127.0.0.1:{port}/" in test, name
 
 
 def test_no_service_that_listens_beyond_loopback_starts_without_its_token() -> None:
