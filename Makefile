@@ -51,8 +51,8 @@ test-storm: setup-test ## half an hour of faults on the env servers of three hos
 test-install: setup-test ## the wheel in a fresh environment and an empty folder: init, setup, the smoke recipe, Dagster; minutes
 	@OSWORLD_TEST_INSTALL=1 $(BIN)/pytest -s tests/integration/test_installation.py
 
-test-deploy: setup-test images ## the images, and pods of the Kubernetes manifests by Podman: the smoke recipe during a rolling update
-	@OSWORLD_TEST_DEPLOY=1 $(BIN)/pytest -s tests/integration/test_images.py tests/integration/test_pods.py
+test-deploy: setup-test images ## the images; compose.yaml by podman-compose; pods of the Kubernetes manifests by Podman, with the smoke recipe during a rolling update
+	@OSWORLD_TEST_DEPLOY=1 $(BIN)/pytest -s tests/integration/test_images.py tests/integration/test_compose.py tests/integration/test_pods.py
 
 test-gpu: setup-tokenizer ## the published 4B shape on a CUDA GPU, in about 10 minutes; the page is var/gpu.md (docs/gpu.md)
 	@$(BIN)/pytest -s -m gpu tests/gpu
