@@ -113,10 +113,10 @@ check: setup-python ## format, lint, types, import layers, links, words
 	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/lint-imports && $(BIN)/pyright && $(BIN)/python docs/check_links.py && $(BIN)/python docs/check_words.py
 	@! git ls-files 'tests/test_*.py' 'tests/**/test_*.py' | sed 's:.*/::' | sort | uniq -d | sed 's/$$/: several test files have this name/' | grep .
 
-images: ## container images env-server, pipeline, trainer and weights-receiver; BUILDER=docker, TAG=PREFIX, OPTIONS=... (docs/containers.md)
-	@for target in env-server pipeline trainer weights-receiver; do \
+images: ## container images env-server, pipeline, trainer and weights-receiver; QEMU=1 also env-server-qemu; BUILDER=docker, TAG=PREFIX, OPTIONS=... (docs/containers.md)
+	@for target in env-server pipeline trainer weights-receiver $(if $(QEMU),"env-server-qemu --cap-add CAP_SYS_ADMIN"); do \
 	  $(or $(BUILDER),podman) build $(OPTIONS) -f deploy/Containerfile --target $$target \
-	    -t $(or $(TAG),localhost/osworld)/$$target:$(PROJECT_VERSION) . || exit; \
+	    -t $(or $(TAG),localhost/osworld)/$${target%% *}:$(PROJECT_VERSION) . || exit; \
 	done
 
 release: setup-python ## VERSION=0.2.0: check, build and tag a release, and write its notes; DRY=1 only shows it

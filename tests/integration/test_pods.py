@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,16 @@ mutation {
   }}) { ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } }
 }"""
 STATUS = "query($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+TASK = {
+    "id": "read-a-file",
+    "instruction": "Nothing is left to do.",
+    "config": [{"type": "execute", "parameters": {"command": "echo milk > /home/user/todo.txt", "shell": True}}],
+    "evaluator": {
+        "func": "exact_match",
+        "result": {"type": "vm_command_line", "command": "cat /home/user/todo.txt", "shell": True},
+        "expected": {"type": "rule", "rules": {"expected": "milk\n"}},
+    },
+}
 STAGES = {"sft", "gspo_phase1", "gspo_phase2"}
 DEPLOYMENTS = ("mlflow", "code", "dagster", "dagster-daemon", "viewer")
 
@@ -121,6 +132,24 @@ def test_dagster_trains_in_jobs_and_repeats_a_run_whose_pod_is_lost(cluster: Pod
         until(lambda: evaluated(cluster) >= STAGES, "evaluations", lambda: cluster.log("dagster-daemon", "main"))
         check_record(cluster)
         check_pages(cluster)
+
+
+def test_a_virtual_machine_serves_an_episode_from_the_image_of_its_guest(cluster: PodmanCluster) -> None:
+    """The component kvm with one desktop, which is emulated where this host has no KVM."""
+    components = cluster.folder / "kubernetes" / "kustomization.yaml"
+    components.write_text(components.read_text().replace("# - components/kvm ", "- components/kvm "))
+    render(cluster)
+    (container,) = cluster.document("StatefulSet", "env-server")["spec"]["template"]["spec"]["containers"]
+    if subprocess.run(["podman", "image", "exists", container["image"]], timeout=60).returncode:
+        pytest.skip("no image env-server-qemu (make images QEMU=1)")
+    container["args"] = [*container["args"], "--replicas=1"]
+    cluster.start("StatefulSet", "env-server")
+    episodes = f"http://{cluster.address('env-server')}:8100/v1/episodes"
+    ask = partial(get, token=SECRETS["ENV_SERVER_TOKEN"])
+    episode = json.loads(ask(episodes, body=json.dumps({"request_id": "one", "task_config": TASK}).encode()))
+    assert json.loads(ask(f"{episodes}/{episode['episode_id']}/evaluation", body=b"{}"))["reward"] == 1.0
+    log = cluster.log("env-server", "env-server")
+    assert "building" not in log, log
 
 
 def training(jobs: dict[str, dict[str, Any]]) -> list[str]:

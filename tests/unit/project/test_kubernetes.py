@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import json
 import os
 import re
 import shutil
@@ -20,9 +21,11 @@ import typer
 import yaml
 from dagster._cli import create_dagster_cli
 from dagster._config import validate_config
+from dagster._daemon.cli import create_dagster_daemon_cli
 from dagster_k8s import K8sRunLauncher
 
 from env_server.options import add_server_options, settings_of
+from env_server.settings import Settings
 from osworld_pipeline.cli import app
 from osworld_pipeline.domain.version import installed_version
 from osworld_pipeline.project import kubernetes_files, write_project
@@ -32,6 +35,7 @@ from osworld_pipeline.web.viewer.settings import SERVER_TOKEN_VARIABLE
 from resources.deployment import deployment_resources
 from resources.desktops import DesktopsResource
 
+CONTAINERFILE = Path(__file__).resolve().parents[3] / "deploy" / "Containerfile"
 SECRETS = {"ENV_SERVER_TOKEN": "first-secret", "OSWORLD_VIEWER_TOKEN": "second-secret", "DAGSTER_PG_PASSWORD": "third"}
 VERSIONS = ("1.31", "1.34", "1.37")
 COMPONENTS = ("postgres", "user-namespaces", "kvm", "sglang", "weights-receiver", "ray", "grafana")
@@ -52,7 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "kubernetes"
 
 
-def rendered(folder: Path, *components: str) -> Documents:
+def rendered(folder: Path, *components: str, images: str = "") -> Documents:
+    """With these components, and with lines added to the list of images."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed, which renders the manifests")
     kustomization = folder / "kustomization.yaml"
@@ -61,7 +66,7 @@ def rendered(folder: Path, *components: str) -> Documents:
     for name in components:
         chosen = chosen.replace(f"# - components/{name} ", f"- components/{name} ")
     assert chosen.count("  - components/") == len(components)
-    kustomization.write_text(chosen)
+    kustomization.write_text(chosen.replace("images:\n", f"images:\n{images}"))
     try:
         done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=120)
     finally:
@@ -164,6 +169,26 @@ def test_sglang_has_the_version_that_is_tested_on_a_cpu(folder: Path) -> None:
     assert pod["containers"][0]["image"] == f"lmsysorg/sglang:v{version}"
 
 
+def test_a_digest_in_the_list_of_images_pins_an_image_of_others(folder: Path) -> None:
+    pins = {"postgres": f"sha256:{'1' * 64}", "lmsysorg/sglang": f"sha256:{'2' * 64}"}
+    lines = "".join(f"  - {{name: {name}, digest: '{digest}'}}\n" for name, digest in pins.items())
+    documents = rendered(folder, "postgres", "sglang", images=lines)
+    images = {container["image"] for _, pod in pods(documents) for container in pod["containers"]}
+    assert {f"{name}@{digest}" for name, digest in pins.items()} <= images
+
+
+def test_virtual_machines_run_in_the_image_that_has_their_guest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENV_SERVER_TOKEN", SECRETS["ENV_SERVER_TOKEN"])
+    pod = one(rendered(folder, "kvm"), "StatefulSet", "env-server")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"].endswith(f"osworld/env-server-qemu:{installed_version()}")
+    assert "initContainers" not in pod
+    (entrypoint,) = re.findall(r'^ENTRYPOINT (\["env-server", .+\])$', CONTAINERFILE.read_text(), re.MULTILINE)
+    settings = server_settings([*json.loads(entrypoint)[1:], *container["args"]])
+    assert settings.provider == "qemu"
+    assert f"build-image --state-dir {settings.state_dir} " in CONTAINERFILE.read_text()
+
+
 def test_the_weights_receiver_stores_where_sglang_reads(folder: Path) -> None:
     documents = rendered(folder, "sglang", "weights-receiver")
     pod = one(documents, "StatefulSet", "sglang")["spec"]["template"]["spec"]
@@ -193,9 +218,7 @@ def test_every_command_is_accepted_by_its_program(base: Documents, monkeypatch: 
     for name, pod in pods(base):
         (container,) = pod["containers"]
         if name == "env-server":
-            parser = argparse.ArgumentParser()
-            add_server_options(parser)
-            settings = settings_of(parser.parse_args(container["args"]))
+            settings = server_settings(container["args"])
             assert settings.drain_episodes_s < pod["terminationGracePeriodSeconds"]
             continue
         program, *words = container["args"]
@@ -207,6 +230,25 @@ def test_every_command_is_accepted_by_its_program(base: Documents, monkeypatch: 
         else:
             assert entry_points(group="console_scripts", name=program)
     assert seen == {"osworld-pipeline", "dagster", "dagster-daemon", "dagster-webserver", "mlflow"}
+
+
+def test_every_probe_that_runs_a_command_is_accepted_by_its_program(base: Documents) -> None:
+    programs = {"dagster": create_dagster_cli(), "dagster-daemon": create_dagster_daemon_cli()}
+    seen = set()
+    for _, pod in pods(base):
+        (container,) = pod["containers"]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            if "exec" in container.get(probe, {}):
+                program, *words = container[probe]["exec"]["command"]
+                accept(programs[program], words)
+                seen.add((program, probe))
+    assert seen == {("dagster", "startupProbe"), ("dagster-daemon", "livenessProbe")}
+
+
+def server_settings(words: list[str]) -> Settings:
+    parser = argparse.ArgumentParser()
+    add_server_options(parser)
+    return settings_of(parser.parse_args(words))
 
 
 def accept(command: click.Command, words: list[str]) -> None:
