@@ -2,27 +2,29 @@
 
 import importlib.metadata
 import importlib.util
+import platform
 import sys
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from osworld_pipeline.domain.finding import Finding, Status
 from osworld_pipeline.domain.remedies import checkout, how_to_set_up, module_of
 from osworld_pipeline.domain.version import DISTRIBUTION
 
-PYTHONS = ((3, 11), (3, 13))
 SHOWN = 4
 
 
-def check_python(name: str) -> Finding:
-    version = sys.version_info[:2]
-    text = f"Python {sys.version.split()[0]} at {sys.executable}"
-    if PYTHONS[0] <= version <= PYTHONS[1]:
+def check_python(name: str, version: str = platform.python_version()) -> Finding:
+    """The distribution's metadata says which versions it supports."""
+    text = f"Python {version} at {sys.executable}"
+    required = importlib.metadata.metadata(DISTRIBUTION)["Requires-Python"]
+    if SpecifierSet(required).contains(version, prereleases=True):
         return Finding(name=name, status=Status.OK, message=text)
     return Finding(
         name=name,
         status=Status.MISSING,
-        message=f"{text}, but 3.11 to 3.13 is required",
+        message=f"{text}, but {required} is required",
         remedy=how_to_set_up("python"),
     )
 
