@@ -48,8 +48,8 @@ test-cluster: setup-test ## hosts with their own networks on this machine take t
 test-storm: setup-test ## half an hour of faults on the env servers of three hosts (network namespaces) during asynchronous GSPO (root); SECONDS=...
 	@OSWORLD_STORM_S=$(or $(SECONDS),1800) $(BIN)/pytest -s tests/integration/test_fleet_storm.py
 
-test-install: setup-test ## the wheel in a fresh environment and an empty folder: init, setup, the smoke recipe, Dagster; minutes
-	@OSWORLD_TEST_INSTALL=1 $(BIN)/pytest -s tests/integration/test_installation.py
+test-install: setup-test ## the wheel in a fresh environment and, by Podman, on an empty Debian: init, setup, the smoke recipe, Dagster; minutes
+	@OSWORLD_TEST_INSTALL=1 $(BIN)/pytest -s tests/integration/test_installation.py tests/integration/test_empty_container.py
 
 test-deploy: setup-test images ## the images; compose.yaml by podman-compose; pods of the Kubernetes manifests by Podman, with the smoke recipe during a rolling update
 	@OSWORLD_TEST_DEPLOY=1 $(BIN)/pytest -s tests/integration/test_images.py tests/integration/test_compose.py tests/integration/test_pods.py
