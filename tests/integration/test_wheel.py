@@ -145,7 +145,7 @@ def test_recipes_are_listed(installed: Installed, tmp_path: Path) -> None:
 def test_setup_prints_the_list_for_an_administrator(installed: Installed, tmp_path: Path) -> None:
     done = installed.command("setup", "--dry-run", "debian", "extras", "qemu", "wine", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "" or done.stdout.startswith("apt-get install -y --no-install-recommends ")
+    assert done.stdout == "" or done.stdout.startswith("apt-get update && apt-get install -y --no-install-recommends ")
 
 
 def test_doctor_of_a_project_names_nothing_that_is_not_there(installed: Installed, project: Path) -> None:
