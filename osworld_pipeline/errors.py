@@ -11,6 +11,7 @@ PipelineError
 ├── ActionParseError     text that is not an action
 ├── EnvServerError       the env server is unreachable or sent an invalid response
 │   └── NoCapacityError  it had no free replica within the time limit
+├── TokenEndedError      the token of a run has expired: ends the program, not an episode
 ├── ReplicaError         a desktop died, or its guest agent stopped responding -> env_fault
 │   ├── TamperingError   the policy disabled it, or interfered with grading    -> tampering
 │   └── TouchedError     a person sent input to it                             -> touched

@@ -4,8 +4,10 @@
 Without a host it is 127.0.0.1. Another one needs OSWORLD_METRICS_TOKEN, which every scrape sends as a bearer token.
 """
 
+import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +21,8 @@ from osworld_pipeline.errors import DependencyError, PipelineError
 from osworld_pipeline.wire.bearer import Secret
 from osworld_pipeline.wire.cross_site import is_from_here, is_loopback
 from osworld_pipeline.wire.listening import listen_on
+
+log = logging.getLogger(__name__)
 
 VARIABLE = "OSWORLD_METRICS"
 TOKEN_VARIABLE = "OSWORLD_METRICS_TOKEN"  # noqa: S105 - the variable's name, not a token
@@ -136,7 +140,10 @@ class _Server(ThreadingMixIn, TCPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone needs no traceback in the program's log."""
+        """Logs a defect, and nothing for a client that has gone."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log.error("the metrics cannot be read", exc_info=error)
 
 
 class _Handler(BaseHTTPRequestHandler):

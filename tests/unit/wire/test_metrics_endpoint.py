@@ -100,3 +100,13 @@ def test_clients_that_say_nothing_delay_neither_the_end_nor_another_client() -> 
     assert time.monotonic() - started < 2
     for one in silent:
         one.close()
+
+
+def test_a_defect_in_the_figures_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> bytes:
+        raise ValueError("a defect")
+
+    with metrics_server(HERE, broken) as target, pytest.raises(httpx.HTTPError):
+        get(target)
+    assert "the metrics cannot be read" in caplog.text
+    assert "ValueError: a defect" in caplog.text
