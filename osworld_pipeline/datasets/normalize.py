@@ -6,7 +6,6 @@ from typing import Any
 from osworld_pipeline.errors import DatasetError
 
 IMAGE_PLACEHOLDER = "<image>"
-SUFFIX_OF = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
 
 Message = dict[str, Any]
 

@@ -251,7 +251,7 @@ def test_folders_without_a_trajectory_are_told(state: StateDir, results: Path) -
     put_attempt(results, "empty", [])
     summary = import_osworld_results(state, results, OPTIONS)
     assert (summary.num_episodes, summary.num_rejects) == (0, 2)
-    assert "without a traj.jsonl" in rejects(state)["lost"]["reason"]
+    assert "no traj.jsonl" in rejects(state)["lost"]["reason"]
     assert "no step" in rejects(state)["empty"]["reason"]
 
 
