@@ -59,7 +59,8 @@ def check_state(model: Any, state_dict: Mapping[str, torch.Tensor]) -> dict[str,
             if tensor.data_ptr() not in given:
                 raise ValueError(f"{name} is missing")
         elif state_dict[name].shape != tensor.shape:
-            raise ValueError(f"{name} is {tuple(state_dict[name].shape)}, and {tuple(tensor.shape)} in the model")
+            there, here = tuple(state_dict[name].shape), tuple(tensor.shape)
+            raise ValueError(f"{name} has the shape {there} there, and {here} in the model")
     return dict(state_dict)
 
 

@@ -45,9 +45,9 @@ def test_both_are_right_on_average_over_all_samples_of_a_coin(num_samples: int, 
 
 @pytest.mark.parametrize(("n", "successes", "k"), [(2, 1, 3), (2, 1, 0), (2, 3, 1), (2, -1, 1)])
 def test_impossible_counts_are_refused(n: int, successes: int, k: int) -> None:
-    with pytest.raises(ValueError, match=r"of 2"):
+    with pytest.raises(ValueError, match=r"to 2"):
         pass_at_k(n, successes, k)
-    with pytest.raises(ValueError, match=r"of 2"):
+    with pytest.raises(ValueError, match=r"to 2"):
         pass_hat_k(n, successes, k)
 
 

@@ -69,7 +69,7 @@ def test_what_is_no_action_changes_nothing_and_says_why() -> None:
     server = DesktopServer()
     env = make(server)
     env.reset(seed=1)
-    for text, why in (("I would click", "no call"), ("type(rm -rf)", "refused")):
+    for text, why in (("I would click", "not a call"), ("type(rm -rf)", "refused")):
         observation, _, terminated, _, info = env.step(text)
         assert why in info["action_error"]
         assert observation["screenshot"].max() == 0

@@ -87,7 +87,7 @@ def test_what_is_no_call_is_no_silent_wait(tasks: Path) -> None:
     env.reset()
     env_ret, _ = env.step("let me think")
     assert server.actions == []
-    assert "is no call" in env_ret["action_error"]
+    assert "is not a call" in env_ret["action_error"]
     assert "[not carried out: " in env_ret["obs"][2]
     assert env_ret["obs"][3] == picture(0)
 

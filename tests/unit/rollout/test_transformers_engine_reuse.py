@@ -260,7 +260,7 @@ async def test_state_that_does_not_fit_changes_nothing(model: Any, processor: An
     name = "model.language_model.norm.weight"
     with pytest.raises(EngineError, match=f"{name} is missing"):
         await engine.load_state({key: value for key, value in state.items() if key != name}, policy_version=1)
-    with pytest.raises(EngineError, match=f"{name} is .* there and .* in the model"):
+    with pytest.raises(EngineError, match=f"{name} has the shape .* there, and .* in the model"):
         await engine.load_state({**state, name: torch.zeros(3)}, policy_version=1)
     with pytest.raises(EngineError, match="the model has no surplus"):
         await engine.load_state({**state, "surplus": torch.zeros(3)}, policy_version=1)

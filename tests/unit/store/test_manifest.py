@@ -92,7 +92,7 @@ def test_a_manifest_that_lists_nothing_does_not_cost_a_part(state: StateDir) -> 
     """As a copy of a folder may hold it that was taken while a compaction ran."""
     files = part_files(state)
     manifest_of(state).write_bytes(Manifest(generation=99).to_bytes())
-    with pytest.raises(StoreError, match=r"is in no manifest, but part 'p00' \(4 in all\) is nowhere else"):
+    with pytest.raises(StoreError, match=r"is in no manifest, but part 'p00' \(4 in all\) is in no other file"):
         collect_garbage(state, retired_grace_s=0)
     assert part_files(state) == files
     rebuild_store(state)

@@ -98,9 +98,9 @@ def test_a_lost_file_of_sequences_is_an_error_and_not_replaced_by_no_tokens(stat
     lost.unlink()
     store = TrajectoryStore(state)
     assert not lost.exists()
-    with pytest.raises(StoreError, match=r"sequences/e-append.* is gone"):
+    with pytest.raises(StoreError, match=r"sequences/e-append.* is missing"):
         store.find_episode("e-append")
-    with pytest.raises(StoreError, match=r"sequences/e-append.* is gone"):
+    with pytest.raises(StoreError, match=r"sequences/e-append.* is missing"):
         compact_store(state, min_parts=1)
 
 

@@ -142,7 +142,7 @@ def test_a_base_that_is_gone_or_another_is_one_clear_error(state: StateDir):
 @pytest.mark.parametrize("changes", [{"rank": 8}, {"alpha": 4.0}, {"target_modules": ("q_proj", "v_proj")}])
 def test_a_recipe_with_other_adapters_than_its_parents_is_refused(state: StateDir, changes):
     folder = fine_tuned(base_of(state), adapted_recipe(), state, num_updates=1)
-    with pytest.raises(RecipeError, match=r"trainer.lora says rank .* continues with, has rank 4, alpha 8 and .*: set"):
+    with pytest.raises(RecipeError, match=r"trainer.lora has rank .* continues with, has rank 4, alpha 8 and .*: set"):
         open_phase(folder, adapted_recipe(lora=changes))
 
 

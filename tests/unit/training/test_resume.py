@@ -105,5 +105,5 @@ def test_adapters_of_another_shape_are_refused(tmp_path: Path, tiny_folder: Path
             )
         }
     )
-    with pytest.raises(RecipeError, match=r"trainer.lora says rank 8, alpha 8 .* continues with, has rank 4, alpha 8 "):
+    with pytest.raises(RecipeError, match=r"trainer.lora has rank 8, alpha 8 .* continues with, has rank 4, alpha 8 "):
         open_sft_trainer(folder, recipe=wider, process_group=ProcessGroup.alone(), num_updates=1)
