@@ -182,7 +182,7 @@ def test_a_response_with_an_image_placeholder_is_refused(processor: Any, images:
     before = request_of(context)
     with pytest.raises(ValueError, match="image placeholder"):
         context.add_response(response_of([renderer.image_id], [0.0]))
-    with pytest.raises(ValueError, match="1 tokens with 2 log-probabilities"):
+    with pytest.raises(ValueError, match="1 tokens and 2 log-probabilities"):
         context.add_response(response_of([5], [0.0, 0.0]))
     assert request_of(context) == before
     assert context.sequences == ()

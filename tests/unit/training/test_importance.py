@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from osworld_pipeline.domain.python_text import parse_python
 from osworld_pipeline.training.objective.importance import effective_share, importance_weights
 
 FORMS_OF_TRL = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
@@ -124,7 +125,7 @@ class Case:
 def trl_weights(case: Case, form: str) -> torch.Tensor:
     """By TRL's own lines: they stand in the middle of a method, and are run here as they are."""
     trainer = pytest.importorskip("trl.trainer.grpo_trainer", reason="TRL is not installed").GRPOTrainer
-    method = ast.parse(textwrap.dedent(inspect.getsource(trainer._generate_and_score_completions)))
+    method = parse_python(textwrap.dedent(inspect.getsource(trainer._generate_and_score_completions)))
     (block,) = [
         node
         for node in ast.walk(method)
@@ -210,7 +211,9 @@ def test_weights_equal_slimes_mis(form: str):
 def test_weights_equal_slimes_own_of_tokens(form: str, name: str):
     # The module needs Megatron; the function stands alone.
     source = (slime_folder() / "slime/backends/megatron_utils/loss.py").read_text()
-    (function,) = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    (function,) = [
+        node for node in parse_python(source).body if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
     function.returns = None
     for argument in [*function.args.args, *function.args.kwonlyargs, function.args.kwarg]:
         argument.annotation = None
