@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from env_server.episodes.table import EpisodeEnd, EpisodeTable
 from osworld_pipeline.wire import Fault
 from osworld_pipeline.wire import metric_families as families
+from osworld_pipeline.wire.traffic import method_label
 
 STATES = ("starting", "warm", "leased", "resetting", "failed")
 OUTCOMES = (
@@ -24,7 +25,6 @@ OUTCOMES = (
     "tampering",
     "touched",
 )
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 STEP_PARTS = ("act", "observe", "encode")
 
 
@@ -77,8 +77,7 @@ class Metrics:
         self._faults.labels(fault).inc()
 
     def passed(self, passed: Passed) -> None:
-        method = passed.method if passed.method in METHODS else "other"
-        self._requests.labels(method, passed.route or "none", str(passed.status)).inc()
+        self._requests.labels(method_label(passed.method), passed.route or "none", str(passed.status)).inc()
         self._bytes.inc(passed.num_bytes)
 
     def text(self) -> bytes:

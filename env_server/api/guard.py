@@ -3,9 +3,7 @@ page of another site sent it; and the size and rate of its body. Bytes sent are 
 
 import logging
 import re
-import time
 from collections.abc import Callable
-from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,6 +14,7 @@ from osworld_pipeline.wire.bodies import BodyLimits
 from osworld_pipeline.wire.cross_site import is_from_here
 from osworld_pipeline.wire.run_tokens import why_invalid
 from osworld_pipeline.wire.tracing import served_span
+from osworld_pipeline.wire.traffic import Traffic
 
 access_log = logging.getLogger("env_server.access")
 
@@ -52,24 +51,14 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        start = time.perf_counter()
-        status, num_bytes = 499, 0
-
-        async def counted(message: Any) -> None:
-            nonlocal status, num_bytes
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            else:
-                num_bytes += len(message.get("body", b""))
-            await send(message)
-
+        traffic = Traffic(receive, send)
         try:
-            await self._pass(scope, receive, counted)
+            await self._pass(scope, traffic.receive, traffic.send)
         finally:
             self._on_pass(
                 Passed(
-                    method=scope["method"], route=_route_of(scope), path=scope["path"], status=status,
-                    num_bytes=num_bytes, seconds=time.perf_counter() - start,
+                    method=scope["method"], route=_route_of(scope), path=scope["path"], status=traffic.status,
+                    num_bytes=traffic.num_sent, seconds=traffic.seconds,
                 )
             )  # fmt: skip
 

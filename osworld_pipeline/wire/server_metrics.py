@@ -2,7 +2,6 @@
 for them."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,15 +10,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from osworld_pipeline.errors import DependencyError
 from osworld_pipeline.wire import metric_families as families
 from osworld_pipeline.wire.metrics_endpoint import PATH, metrics_address, metrics_server
+from osworld_pipeline.wire.traffic import Traffic, method_label
 
 log = logging.getLogger(__name__)
 
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 Readings = Callable[[], Iterable[Metric]]
 """What else is read at a scrape, in a thread of its own."""
 
@@ -86,31 +85,15 @@ class ServerMetrics(Collector):
             if scope["type"] != "http":
                 await app(scope, receive, send)
                 return
-            start, status, num_sent, num_received = time.perf_counter(), 499, 0, 0
-
-            async def sending(message: Message) -> None:
-                nonlocal status, num_sent
-                if message["type"] == "http.response.start":
-                    status = message["status"]
-                else:
-                    num_sent += len(message.get("body", b""))
-                await send(message)
-
-            async def receiving() -> Message:
-                nonlocal num_received
-                message = await receive()
-                num_received += len(message.get("body", b""))
-                return message
-
+            traffic = Traffic(receive, send)
             try:
-                await app(scope, receiving, sending)
+                await app(scope, traffic.receive, traffic.send)
             finally:
                 route = _route_of(scope)
-                method = scope["method"] if scope["method"] in METHODS else "other"
-                self._requests.labels(method, route, str(status)).inc()
-                self._seconds.labels(route).observe(time.perf_counter() - start)
-                self._sent.labels(route).inc(num_sent)
-                self._received.labels(route).inc(num_received)
+                self._requests.labels(method_label(scope["method"]), route, str(traffic.status)).inc()
+                self._seconds.labels(route).observe(traffic.seconds)
+                self._sent.labels(route).inc(traffic.num_sent)
+                self._received.labels(route).inc(traffic.num_received)
 
         return observed
 

@@ -1,10 +1,11 @@
 """Run the viewer until it is stopped."""
 
+import logging
 import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -17,6 +18,8 @@ from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config
 from osworld_pipeline.wire.interruptible import InterruptibleServer
 from osworld_pipeline.wire.listening import listen_on, url_of
 from osworld_pipeline.wire.server_metrics import observed_server
+
+log = logging.getLogger(__name__)
 
 SHUTDOWN_GRACE_S = 2
 
@@ -65,8 +68,10 @@ def _observed_app(app: ASGIApp, settings: ViewerSettings) -> Iterator[ASGIApp]:
     with observed_server(app) as observed, ExitStack() as stack:
         if observed.target:
             folder, labels = settings.state.metrics_targets, {"program": "viewer", "host": socket.gethostname()}
-            with suppress(StoreError):
+            try:
                 stack.enter_context(metrics_target(folder, "viewer", observed.target, labels))
+            except StoreError as error:
+                log.warning("Prometheus does not find this viewer by a file: %s", error)
         yield observed.app
 
 
