@@ -86,6 +86,30 @@ def package_versions() -> dict[str, str]:
     return {pair[0].partition(":")[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
+def try_sandbox(command: Sequence[str], *, limit_s: float) -> None:
+    """Runs the command of a sandbox that ends by itself.
+
+    Raises:
+        DependencyError: it was not made; names the setting if the machine forbids it.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=limit_s,
+            cwd="/",
+            env={"PATH": SYSTEM_PATH},
+            check=False,
+        )
+    except OSError as error:
+        raise DependencyError(f"cannot start bubblewrap ({error}); run `{how_to_set_up('debian')}`") from error
+    except subprocess.TimeoutExpired as error:
+        raise DependencyError(f"bubblewrap made no sandbox within {limit_s:g} s; run it by hand") from error
+    if done.returncode:
+        raise explain_namespaces(done.stderr.decode("utf-8", "replace"))
+
+
 def explain_namespaces(complaint: str, *, proc: Path = Path("/proc")) -> DependencyError:
     """Why a sandbox cannot be made here, and the setting that would allow it."""
     for name, forbidding, remedy in _NAMESPACE_SETTINGS:

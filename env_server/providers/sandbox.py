@@ -14,7 +14,7 @@ from env_server.providers.bounds import Bounds, DesktopLimits, Group
 from env_server.providers.bubblewrap import SYSTEM_FOLDERS, children_of, nameless_listener
 from env_server.providers.host_resources import HostResources, Releases
 from env_server.providers.host_users import HostUsers
-from env_server.providers.requirements import SYSTEM_PATH, SYSTEM_PYTHON, explain_namespaces
+from env_server.providers.requirements import SYSTEM_PATH, SYSTEM_PYTHON, try_sandbox
 from env_server.providers.unsandboxed import plain_command
 from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import DependencyError, ReplicaError
@@ -215,22 +215,7 @@ def _outer_command(image: Path, uid: int | None) -> list[str]:
 def check_namespaces(image: Path, users: HostUsers) -> None:
     """Makes an empty sandbox. DependencyError names the setting if the machine forbids it."""
     uid = users.claim()
-    command = [*_outer_command(image, uid), *_WALLS, "--", "/usr/bin/true"]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROBE_LIMIT_S,
-            cwd="/",
-            env={"PATH": SYSTEM_PATH},
-            check=False,
-        )
-    except OSError as error:
-        raise DependencyError(f"cannot start bubblewrap ({error}); run `{how_to_set_up('debian')}`") from error
-    except subprocess.TimeoutExpired as error:
-        raise DependencyError(f"bubblewrap made no sandbox within {PROBE_LIMIT_S:g} s; run it by hand") from error
+        try_sandbox([*_outer_command(image, uid), *_WALLS, "--", "/usr/bin/true"], limit_s=PROBE_LIMIT_S)
     finally:
         users.release(uid)
-    if done.returncode:
-        raise explain_namespaces(done.stderr.decode("utf-8", "replace"))

@@ -21,7 +21,7 @@ from env_server.providers.desktop_env.install import DesktopEnvInstall
 from env_server.providers.desktop_env.worker.frames import HEADER, pack, unpack_header
 from env_server.providers.desktop_env.workers import FAULTS, LOAD_LIMIT_S, ONE_THREAD
 from env_server.providers.host_users import HostUsers
-from env_server.providers.requirements import SYSTEM_PATH, explain_namespaces
+from env_server.providers.requirements import SYSTEM_PATH, try_sandbox
 from env_server.providers.stderr_tail import StderrTail
 from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.errors import DependencyError, EvaluatorError, PipelineError, ReplicaError
@@ -92,7 +92,7 @@ class GraderSandbox:
         self._users = HostUsers.open()
         self._uid = self._users.claim()
         try:
-            self._check()
+            try_sandbox(self._command("try_out"), limit_s=TRIAL_LIMIT_S)
         except DependencyError:
             self._users.release(self._uid)
             raise
@@ -181,25 +181,6 @@ class GraderSandbox:
             self._launched = None
         launched.control.close()
         await end_sandbox(launched.process, launched.stderr_tail, what="the graders' sandbox")
-
-    def _check(self) -> None:
-        """Starts a sandbox and a grader that does nothing."""
-        try:
-            done = subprocess.run(
-                self._command("try_out"),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=TRIAL_LIMIT_S,
-                cwd="/",
-                env={"PATH": SYSTEM_PATH},
-                check=False,
-            )
-        except OSError as error:
-            raise DependencyError(f"cannot start bubblewrap ({error}); run `{how_to_set_up('debian')}`") from error
-        except subprocess.TimeoutExpired as error:
-            raise DependencyError(f"bubblewrap made no sandbox within {TRIAL_LIMIT_S:g} s; run it by hand") from error
-        if done.returncode:
-            raise explain_namespaces(done.stderr.decode("utf-8", "replace"))
 
     def _command(self, function: str, *arguments: str) -> list[str]:
         folders, uid = self._folders(), self._uid

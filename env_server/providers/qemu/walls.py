@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import stat
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from env_server.providers.bubblewrap import SYSTEM_FOLDERS
 from env_server.providers.host_resources import Releases
 from env_server.providers.host_users import HostUsers
 from env_server.providers.qemu.command import MachineSpec
-from env_server.providers.requirements import SYSTEM_PATH, SYSTEM_PYTHON, explain_namespaces
+from env_server.providers.requirements import SYSTEM_PATH, SYSTEM_PYTHON, try_sandbox
 from osworld_pipeline.errors import DependencyError
 
 log = logging.getLogger(__name__)
@@ -161,18 +160,6 @@ class Walls:
 def _check_namespaces(users: HostUsers) -> None:
     uid = users.claim()
     try:
-        done = subprocess.run(
-            [*as_user(uid), *_WALLS, "--", "/usr/bin/true"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=PROBE_LIMIT_S,
-            cwd="/",
-            env={"PATH": SYSTEM_PATH},
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise DependencyError(f"bubblewrap made no sandbox for QEMU ({error}); run it by hand") from error
+        try_sandbox([*as_user(uid), *_WALLS, "--", "/usr/bin/true"], limit_s=PROBE_LIMIT_S)
     finally:
         users.release(uid)
-    if done.returncode:
-        raise explain_namespaces(done.stderr.decode("utf-8", "replace"))

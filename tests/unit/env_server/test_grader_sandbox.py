@@ -24,6 +24,7 @@ from desktop_env_doubles import FAKE, fake_install, task_of
 from env_server.driving.download import Downloader
 from env_server.evaluators.episode_cache import EpisodeCache
 from env_server.guest_client import GuestClient
+from env_server.providers import requirements
 from env_server.providers.desktop_env import grader_sandbox
 from env_server.providers.desktop_env.grader_sandbox import DOORS, GraderLimits, GraderSandbox
 from env_server.providers.desktop_env.graders import OSWorldGraders
@@ -291,7 +292,7 @@ async def test_without_bubblewrap_graders_are_refused_unless_the_operator_allows
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(grader_sandbox, "SYSTEM_PATH", str(tmp_path))  # where no program is
+    monkeypatch.setattr(requirements, "SYSTEM_PATH", str(tmp_path))  # where no program is
     options: dict[str, Any] = {"python": INSTALL.python, "install": INSTALL, "folder": tmp_path}
     with pytest.raises(DependencyError, match=r"cannot be sandboxed: .* --allow-unsandboxed-graders"):
         OSWorldGraders(**options)
