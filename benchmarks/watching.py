@@ -18,6 +18,8 @@ NUM_DESKTOPS = 32
 WINDOW_S = 10.0
 GOAL = 0.25
 """Share of one core, for 32 desktops at two frames a second."""
+MIN_FRAMES_PER_S = 0.95 * 2 * NUM_DESKTOPS
+"""Of moving desktops; with fewer frames, the CPU time is that of less work."""
 MOVING = {"type": "launch", "parameters": {"command": [
     "xterm", "-geometry", "100x40+300+200", "-e", "bash", "-c", "while sleep 0.3; do date +%N; done"
 ]}}  # fmt: skip
@@ -30,7 +32,8 @@ def run_watching(console: Console, *, rounds: int, state_dir: Path) -> list[dict
             shares, frames = asyncio.run(_measure(url, pid, config, rounds))
             figure = f"CPU of watching {NUM_DESKTOPS} {name}"
             results.append({"bench": "watching", "figure": figure, "unit": "cores", **shares.fields()})
-            met = verdict(shares.median <= GOAL)
+            is_complete = not config or frames.median >= MIN_FRAMES_PER_S
+            met = verdict(shares.median <= GOAL and is_complete)
             rows.append((figure, f"{shares.range_text(3)} cores", f"{frames.median:.1f} frames/s", met))
     print_table(console, f"goal: {GOAL:g} cores", ("figure", "CPU", "in all", "goal"), rows)
     return results

@@ -24,7 +24,7 @@ class Framebuffer(Protocol):
     height: int
     stride: int
 
-    def pixels(self) -> bytes: ...
+    def new_pixels(self, seen: bytes) -> bytes | None: ...
 
 
 class Frames:
@@ -60,8 +60,8 @@ class Frames:
             seen, started = b"", self._clock()
             sent_at = started
             while self._clock() - started < STREAM_S:
-                pixels = self._screen.pixels()
-                if pixels != seen:
+                pixels = self._screen.new_pixels(seen)
+                if pixels is not None:
                     seen, sent_at = pixels, self._clock()
                     picture = self._encode(pixels, width)
                     yield len(picture).to_bytes(4, "big") + picture
@@ -80,8 +80,8 @@ class Frames:
         screen = self._screen
         factor = max(1, -(-screen.width // width))
         # The framebuffer's four channels as they are, so that nothing is copied before the picture is small. A much
-        # smaller picture is made from every second line.
-        skipped = 2 if factor >= 4 else 1
+        # smaller picture is made from every fourth line.
+        skipped = 4 if factor >= 4 else 1
         size = (screen.width, screen.height // skipped)
         image = Image.frombuffer("RGBX", size, pixels, "raw", "RGBX", screen.stride * skipped, 1)
         blue, green, red, _ = image.reduce((factor, max(1, factor // skipped))).split()

@@ -27,6 +27,10 @@ class RootWindowScreen(Screen):
         with self._lock:
             return self._pixels()
 
+    def new_pixels(self, seen: bytes) -> bytes | None:
+        pixels = self.pixels()
+        return None if pixels == seen else pixels
+
     def grab(self) -> Image.Image:
         with self._lock:
             data = self._pixels()

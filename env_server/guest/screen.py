@@ -10,7 +10,7 @@ import zlib
 from PIL import Image
 from Xlib.display import Display
 
-from .shared_memory import SharedMemory
+from .shared_memory import SharedMemory, holds
 
 _HEADER = struct.Struct(">25I")
 """An XWD file starts with 25 big-endian words: 0 header size, 4 width, 5 height, 12 bytes per line, 19 colours."""
@@ -40,6 +40,11 @@ class Screen:
         threads."""
         self._sync()
         return bytes(self._memory)
+
+    def new_pixels(self, seen: bytes) -> bytes | None:
+        """The pixels, or None while they are those that were `seen`."""
+        self._sync()
+        return None if holds(self._memory, seen) else bytes(self._memory)
 
     def _sync(self) -> None:
         with self._lock:  # of two threads that use one connection, one may wait for the other's answer without end

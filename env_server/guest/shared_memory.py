@@ -13,6 +13,7 @@ _FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.shmat.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
 _libc.shmat.restype = ctypes.c_void_p
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
 
 
 class SharedMemory:
@@ -37,6 +38,11 @@ class SharedMemory:
         if start < 0 or start + size > self._size:
             raise ValueError(f"bytes {start} to {start + size} are outside the segment of {self._size} bytes")
         return (ctypes.c_ubyte * size).from_address(self._address + start)
+
+
+def holds(array: "ctypes.Array[ctypes.c_ubyte]", content: bytes) -> bool:
+    """Whether the memory has this content now; nothing is copied."""
+    return len(array) == len(content) and _libc.memcmp(array, content, len(content)) == 0
 
 
 def _first_segment(creator: int) -> tuple[int, int]:

@@ -91,6 +91,11 @@ class StateDir:
         return self.root / "metrics" / "targets"
 
     @property
+    def own_servers(self) -> Path:
+        """A file for each running env server that a program of this state has started for itself."""
+        return self.root / "env-servers"
+
+    @property
     def desktops(self) -> Path:
         """Base image and replicas of the local provider."""
         return self.root / "desktops"

@@ -120,6 +120,8 @@ def run_train(
         )
         for line in source_lines(recipe):
             console.print(f"  {escape(line)}", highlight=False)
+        watching = f"  To watch its desktops: {pipeline_line(state, 'view')}, page Live desktops"
+        console.print(watching, highlight=False, markup=False, soft_wrap=True)
         ended = _run_all(here, request, start)
     if isinstance(ended, JobStoppedError):
         console.print(f"\n[bold red]Training stopped:[/] {escape(str(ended))}", highlight=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from osworld_pipeline.domain.remedies import how_to_set_up
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError, StoreError
-from osworld_pipeline.metrics_targets import metrics_target
+from osworld_pipeline.process_files import metrics_target
 from osworld_pipeline.runs.messages import Info, Message, Report, Warned
 from osworld_pipeline.wire.cross_site import is_loopback
 from osworld_pipeline.wire.metrics_endpoint import PATH, MetricsAddress, metrics_address, metrics_server

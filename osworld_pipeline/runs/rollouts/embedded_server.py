@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.rollout.own_servers import own_server_file
 from osworld_pipeline.runs.code_version import code_version
 from osworld_pipeline.runs.placement import RayDesktops
 from osworld_pipeline.runs.rollouts.server_process import ServerProcess, env_server_process
@@ -106,12 +107,15 @@ def _running(spec: ServerSpec) -> Iterator[tuple[EnvServers, ServerProcess]]:
         *(["--wine"] if spec.has_wine else []),
         *(["--allow-takeover"] if spec.allow_takeover else []),
     ]  # fmt: skip
-    with env_server_process(
-        options,
-        token=token,
-        log_path=spec.state.logs / "env-server.log",
-        ready_timeout_s=WINE_READY_TIMEOUT_S if spec.has_wine else READY_TIMEOUT_S,
-    ) as server:
+    with (
+        env_server_process(
+            options,
+            token=token,
+            log_path=spec.state.logs / "env-server.log",
+            ready_timeout_s=WINE_READY_TIMEOUT_S if spec.has_wine else READY_TIMEOUT_S,
+        ) as server,
+        own_server_file(spec.state.own_servers, server.url, token),
+    ):
         urls = (server.url,)
         yield EnvServers(urls=urls, token=token, num_replicas=spec.num_replicas, is_embedded=True), server
 

@@ -16,6 +16,7 @@ const page = {
     const areSeveral = data.servers.length > 1;
     const desktops = data.servers.filter((server) => server.status).flatMap((server) => desktopsOf(server, areSeveral));
     byId("board").hidden = !desktops.length;
+    byId("no-servers").hidden = data.servers.length + data.names.length > 0;
     return desktops;
   },
   afterShow() {},

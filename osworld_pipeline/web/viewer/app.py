@@ -306,7 +306,6 @@ class Viewer:
             "store_problem": self.index.problem,
             "mlflow_url": self.settings.mlflow_url.rstrip("/"),
             "dagster_url": self.settings.dagster_url.rstrip("/"),
-            "has_env_servers": not self.live.servers.is_empty,
         }
 
 

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from osworld_pipeline.errors import StoreError
-from osworld_pipeline.metrics_targets import metrics_target
+from osworld_pipeline.process_files import metrics_target
 from osworld_pipeline.web.viewer.app import create_app
 from osworld_pipeline.web.viewer.settings import ViewerError, ViewerSettings, need_token
 from osworld_pipeline.wire.connections import ConnectionLimits, bounded_config

@@ -30,9 +30,9 @@ class Screen:
         self.width, self.height, self.stride = width, height, width * 4 + 8
         self.shade = 0
 
-    def pixels(self) -> bytes:
+    def new_pixels(self, seen: bytes) -> bytes | None:
         line = bytes((self.shade, 100, 200, 0)) * self.width + bytes(8)
-        return line * self.height
+        return None if line * self.height == seen else line * self.height
 
 
 class Clock:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from osworld_pipeline.errors import EnvServerError, PipelineError
+from osworld_pipeline.rollout.own_servers import own_servers
 from osworld_pipeline.web.viewer.index import EpisodeIndex
 from osworld_pipeline.web.viewer.live.screens import LiveScreens, split_key
 from osworld_pipeline.web.viewer.live.servers import LiveServers, answer_of
@@ -32,7 +34,9 @@ NO_CONTENT = 204
 class LivePages:
     def __init__(self, settings: ViewerSettings, index: EpisodeIndex, is_ending: Callable[[], bool]) -> None:
         """Raises PipelineError: an address of env servers is not valid."""
-        self.servers = LiveServers(settings.env_server_urls, settings.env_server_token)
+        self.servers = LiveServers(
+            settings.env_server_urls, settings.env_server_token, own=partial(own_servers, settings.state.own_servers)
+        )
         self._screens = LiveScreens(self.servers, is_ending)
         self._stored = _Stored(index)
         self._fetching = asyncio.Semaphore(MAX_PICTURES)

@@ -1,9 +1,10 @@
-"""The env servers of a run and what they report, asked every second or less often, and only while a page shows them."""
+"""The env servers of a run and what they report, asked every second or less often, and only while a page shows them:
+those at the addresses of the settings, and those that programs of the state have started for themselves."""
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import Any
@@ -25,6 +26,7 @@ ASK_INTERVAL_S = 1.0
 MAX_QUESTIONS_PER_S = 20
 """With more servers than this, each is asked less often than every ASK_INTERVAL_S."""
 NAME_INTERVAL_S = 3.0
+OWN_INTERVAL_S = 1.0
 LIMIT_S = 5.0
 """For one answer, and for resolving a name."""
 KEEP_S = 15.0
@@ -32,6 +34,8 @@ KEEP_S = 15.0
 WATCH_S = 15.0
 """The servers are asked for this time after a page has asked."""
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
+_OWN = "servers of this state"
+"""A task's key, next to URLs and names."""
 
 
 class WatchedServer:
@@ -72,10 +76,12 @@ class LiveServers:
         addresses: Sequence[str],
         token: SecretStr | None,
         *,
+        own: Callable[[], Mapping[str, SecretStr]] = dict,
         resolve: Resolve = resolve_name,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`transport` replaces the network in tests.
+        """`own`: the tokens of the servers of this state's programs, by URL; it may read files. `transport` replaces
+        the network in tests.
 
         Raises:
             PipelineError: an address is not valid.
@@ -90,15 +96,11 @@ class LiveServers:
         """The servers of each name, as last resolved."""
         self.name_problems: dict[str, str] = {}
         self._servers = {url: WatchedServer(url) for url in self._fixed}
-        self._token, self._transport = token, transport
+        self._token, self._read_own, self._transport = token, own, transport
+        self._own: Mapping[str, SecretStr] = {}
         self._http: httpx.AsyncClient | None = None
         self._asked_at = 0.0
         self._watching: asyncio.Task[None] | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """No address was configured."""
-        return not self._fixed and not self._names
 
     @property
     def servers(self) -> Mapping[str, WatchedServer]:
@@ -130,13 +132,15 @@ class LiveServers:
         """
         if self._http is None:
             self._http = httpx.AsyncClient(
-                headers={"Authorization": f"Bearer {self._token.get_secret_value()}"} if self._token else {},
                 transport=self._transport or PooledTransport(),
                 trust_env=False,  # a server has an explicit address; a proxy from the environment would be wrong
             )
         timeout = httpx.Timeout(LIMIT_S, read=silence_s)
+        token = self._own.get(url, self._token)
+        headers = {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+        request = self._http.stream("GET", f"{url}{path}", params=list(query), headers=headers, timeout=timeout)
         try:
-            async with self._http.stream("GET", f"{url}{path}", params=list(query), timeout=timeout) as response:
+            async with request as response:
                 if response.status_code >= httpx.codes.MULTIPLE_CHOICES:
                     await response.aread()
                     raise error_of(path, url, response)
@@ -165,6 +169,7 @@ class LiveServers:
         """Until no page has asked for WATCH_S."""
         tasks: dict[str, asyncio.Task[None]] = {}
         try:
+            tasks[_OWN] = asyncio.create_task(self._follow_own())
             for address, look_up in self._names.items():
                 tasks[address] = asyncio.create_task(self._follow_name(address, look_up))
             while time.monotonic() - self._asked_at < WATCH_S:
@@ -180,7 +185,7 @@ class LiveServers:
 
     def _join_and_leave(self, tasks: dict[str, asyncio.Task[None]]) -> None:
         """Asks the servers that have come, and no longer those that have left every name."""
-        present = dict.fromkeys((*self._fixed, *(url for urls in self._found.values() for url in urls)))
+        present = dict.fromkeys((*self._fixed, *(url for urls in self._found.values() for url in urls), *self._own))
         for url in [url for url in self._servers if url not in present]:
             log.info("the env server at %s has left", url)
             del self._servers[url]
@@ -190,6 +195,11 @@ class LiveServers:
             server = self._servers.setdefault(url, WatchedServer(url))
             if url not in tasks:
                 tasks[url] = asyncio.create_task(self._follow(server))
+
+    async def _follow_own(self) -> None:
+        while True:
+            self._own = await asyncio.to_thread(self._read_own)
+            await asyncio.sleep(OWN_INTERVAL_S)
 
     async def _follow_name(self, address: str, look_up: Lookup) -> None:
         """If the name cannot be resolved at present, its servers stay as they were."""

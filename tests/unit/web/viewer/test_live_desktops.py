@@ -1,6 +1,9 @@
 """The live page's data: figures and pictures of several real env servers, without their token, within limits."""
 
 import asyncio
+import os
+import socket
+import stat
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,12 +20,13 @@ from viewer_samples import GSPO, KEY, TASKS
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError, PipelineError
+from osworld_pipeline.rollout.own_servers import own_server_file, own_servers
 from osworld_pipeline.web.viewer.app import create_app
 from osworld_pipeline.web.viewer.live import screens, servers
 from osworld_pipeline.web.viewer.live.screens import LiveScreens
 from osworld_pipeline.web.viewer.live.servers import LiveServers
 from osworld_pipeline.web.viewer.settings import ViewerError, ViewerSettings
-from osworld_pipeline.wire.live_screens import read_screen_records, screen_record
+from osworld_pipeline.wire.live_screens import SMALL_WIDTH, read_screen_records, screen_record
 
 TOKEN = "a server's secret"
 STORED = f"eval-{GSPO}-{KEY}-{TASKS[0][0]}-s0"
@@ -34,6 +38,7 @@ LIMIT_S = 20.0
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "ASK_INTERVAL_S", 0.05)
     monkeypatch.setattr(servers, "NAME_INTERVAL_S", 0.05)
+    monkeypatch.setattr(servers, "OWN_INTERVAL_S", 0.05)
     monkeypatch.setattr(screens, "LOOK_INTERVAL_S", 0.05)
     monkeypatch.setattr(screens, "RETRY_S", 0.05)
 
@@ -337,7 +342,33 @@ def test_the_viewers_token_is_required_for_live_desktops_too(sample_state: State
             assert client.get(path).status_code == 401, path
 
 
-def test_without_env_servers_the_page_names_the_option_and_no_page_links_to_it(sample_state: StateDir) -> None:
+def test_without_env_servers_the_page_names_the_option(sample_state: StateDir) -> None:
     with TestClient(create_app(ViewerSettings(state=sample_state)), base_url="http://127.0.0.1:8765") as client:
         assert "--env-server-url http://127.0.0.1:8100" in client.get("/live").text
-        assert 'href="/live"' not in client.get("/").text
+        assert client.get("/live/figures").json()["servers"] == []
+
+
+async def test_the_server_of_a_running_program_is_shown_with_its_own_token_until_it_ends(
+    own_state: StateDir, tmp_path: Path
+) -> None:
+    async with (
+        painted_server(tmp_path / "own", token=SecretStr("the program's")) as own,
+        viewing(own_state, []) as client,
+    ):
+        with own_server_file(own_state.own_servers, own.url, "the program's") as path:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            found = await figures_when(client, lambda found: states(found) == ["serving"])
+            key = f"{own.url}#{found['servers'][0]['status']['replicas'][0]['id']}"
+            picture = await client.get("/live/picture", params={"desktop": key, "width": SMALL_WIDTH})
+            assert picture.status_code == httpx.codes.OK
+        await figures_when(client, lambda found: found["servers"] == [])
+
+
+def test_the_file_of_a_dead_program_names_no_server(tmp_path: Path) -> None:
+    with own_server_file(tmp_path, "http://127.0.0.1:9", "a token") as path:
+        assert list(own_servers(tmp_path)) == ["http://127.0.0.1:9"]
+        other_host = path.with_name(path.name.replace(socket.gethostname(), "another-host"))
+        path.rename(other_host)
+        assert own_servers(tmp_path) == {}
+        other_host.rename(path.with_name(path.name.replace(f"-{os.getpid()}-", "-99999999-")))
+        assert own_servers(tmp_path) == {}

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from osworld_pipeline.metrics_targets import metrics_target, remove_stale_targets
+from osworld_pipeline.process_files import metrics_target, remove_stale_files
 
 HOLDER = """
 import sys
 from pathlib import Path
-from osworld_pipeline.metrics_targets import metrics_target
+from osworld_pipeline.process_files import metrics_target
 with metrics_target(Path(sys.argv[1]), "evaluate", "127.0.0.1:9", {"program": "evaluate"}):
     print("ready", flush=True)
     sys.stdin.read()
@@ -57,4 +57,4 @@ def test_the_file_of_a_killed_process_is_removed_at_the_next_start_and_that_of_a
 
 
 def test_a_folder_that_does_not_exist_has_no_stale_files(tmp_path: Path) -> None:
-    remove_stale_targets(tmp_path / "none")
+    remove_stale_files(tmp_path / "none")
