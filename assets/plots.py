@@ -14,12 +14,12 @@ from resources.tracking import TrackingResource
 
 SHOWN = (
     "success_rate",
-    "task_reward_mean",
+    "task_reward",
     "loss",
     "kl",
     "trainer_sampler_logprob_diff",
     "entropy",
-    "clip_fraction",
+    "clipped_share",
     "grad_norm",
     "environments_busy",
 )

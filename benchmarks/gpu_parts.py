@@ -80,7 +80,7 @@ def _check_updates(bench: Bench, kind: UpdateKind, sheet: Sheet) -> None:
             engine.mark_updated(policy_version=trainer.num_updates)
             if update == 0:
                 sheet.figure(
-                    "sequences clipped in the first on-policy update", f"{metrics['first_step_clip_fraction']:.1%}"
+                    "sequences clipped in the first on-policy update", f"{metrics['first_step_clipped_share']:.1%}"
                 )
             sheet.figure(f"update {update}: loss, gradient norm", f"{metrics['loss']:.4g}, {metrics['grad_norm']:.3g}")
             sheet.claim(

@@ -73,9 +73,9 @@ def _measure(folder: Path, dtype: str, seed: int) -> dict[str, Any]:
         "bench": "exactness",
         "dtype": dtype,
         "logprob_diff": found["trainer"]["trainer_sampler_logprob_diff"],
-        "clipped_trainer": found["trainer"]["first_step_clip_fraction"],
-        "clipped_sampler": found["sampler"]["first_step_clip_fraction"],
-        "effective_share": found["trainer"]["importance_effective_share"],
+        "clipped_trainer": found["trainer"]["first_step_clipped_share"],
+        "clipped_sampler": found["sampler"]["first_step_clipped_share"],
+        "effective_share": found["trainer"]["effective_share"],
     }
 
 

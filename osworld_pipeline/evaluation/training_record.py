@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from osworld_pipeline.columns.metric_names import present_name
 from osworld_pipeline.domain.checkpoint import Ancestor, Checkpoint
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.scores import EvalRow
@@ -221,7 +222,7 @@ def _ancestors(checkpoint: Checkpoint | None, checkpoints: Sequence[Checkpoint])
 
 def _carried(checkpoints: Sequence[Checkpoint]) -> list[MetricPoint]:
     return [
-        MetricPoint(stage=str(one.stage), update=one.num_updates, name=name, value=value)
+        MetricPoint(stage=str(one.stage), update=one.num_updates, name=present_name(name), value=value)
         for one in sorted(checkpoints, key=lambda one: one.num_updates)
         for name, value in one.metrics.items()
     ]

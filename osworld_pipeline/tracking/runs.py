@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.columns.metric_names import EARLIER_NAMES, present_name
 from osworld_pipeline.domain.checkpoint import Checkpoint
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.tracking.client import first_words, open_client, run_url, search_everywhere, tracking_errors
@@ -157,9 +158,10 @@ def metric_history(tracking_uri: str, stage_key: str, names: Sequence[str]) -> l
     client = open_client(tracking_uri)
     known = client.get_run(run_id).data.metrics
     latest: dict[tuple[str, int], float] = {}
-    for name in names:
-        if name in known:
-            latest |= {(name, metric.step): metric.value for metric in client.get_metric_history(run_id, name)}
+    stored = [*EARLIER_NAMES.values(), *names]  # what an update after a change of names has logged replaces the rest
+    for name in (name for name in stored if name in known and present_name(name) in names):
+        history = client.get_metric_history(run_id, name)
+        latest |= {(present_name(name), metric.step): metric.value for metric in history}
     return [(name, update, value) for (name, update), value in sorted(latest.items())]
 
 

@@ -23,6 +23,7 @@ SECRETS = {
     "ENV_SERVER_TOKEN": "a-token-of-this-test",
     "OSWORLD_VIEWER_TOKEN": "another-token-of-this-test",
     "DAGSTER_PG_PASSWORD": "a-password-of-this-test",
+    "RAY_AUTH_TOKEN": "a-token-of-this-test-for-ray",
 }
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 PODMAN_LACKS = ("ports", *PROBES)
@@ -77,7 +78,7 @@ class PodmanCluster:
         spec = self.document(kind, name)["spec"]["template"]["spec"]
         self.play(pod or name, spec, alias=name)
         (container,) = spec["containers"]
-        for probe in PROBES[:2]:
+        for probe in PROBES:
             if probe in container:
                 self._wait(pod or name, container, probe)
 
@@ -113,8 +114,8 @@ class PodmanCluster:
         return [
             *("podman", "run", "--rm", "--network", self.network, "--volume", f"{self.state}:/srv/osworld/var"),
             *("--volume", f"{self.folder / 'kubernetes' / 'config'}:/etc/osworld:ro"),
-            *("--env", "OSWORLD_DEPLOYMENT=/etc/osworld/deployment.yaml"),
-            *("--env", f"ENV_SERVER_TOKEN={SECRETS['ENV_SERVER_TOKEN']}"),
+            *(f"--env={name}={SECRETS[name]}" for name in ("ENV_SERVER_TOKEN", "RAY_AUTH_TOKEN")),
+            *(f"--env={name}={value}" for name, value in self.document("ConfigMap", "osworld-cluster")["data"].items()),
             *(self.document("Deployment", "code")["spec"]["template"]["spec"]["containers"][0]["image"], *words),
         ]
 

@@ -134,6 +134,63 @@ def test_dagster_trains_in_jobs_and_repeats_a_run_whose_pod_is_lost(cluster: Pod
         check_pages(cluster)
 
 
+def test_a_ray_cluster_trains_with_its_token_and_accepts_no_job_without(cluster: PodmanCluster, tmp_path: Path) -> None:
+    """The pods of the component ray, started with the command that KubeRay gives them."""
+    choose_ray(cluster)
+    cluster.start("StatefulSet", "env-server", pod=NAMES[0])
+    ray = cluster.document("RayCluster", "trainers")["spec"]
+    workers, head = ray["workerGroupSpecs"][0], "trainers-head"
+    ports = "--dashboard-host=0.0.0.0 --metrics-export-port=8080"
+    play_ray(cluster, head, ray["headGroupSpec"], f"--head --num-cpus=0 {ports}", alias="trainers-head-svc")
+    jobs = f"http://{cluster.address(head)}:8265/api/jobs/"
+    until(lambda: answers(jobs), "Ray's head", lambda: cluster.log(head, "ray"))
+    play_ray(cluster, "trainers-worker", workers, "--address=trainers-head-svc:6379 --num-cpus=4")
+    for token in ("", "another-token"):
+        with pytest.raises(urllib.error.HTTPError, match=r"401|403"):
+            get(jobs, token=token, body=json.dumps({"entrypoint": "id"}).encode())
+    command = cluster.command("osworld-pipeline", "train", "--recipe", "/etc/osworld/recipe.toml")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_LIMIT_S)
+    assert done.returncode == 0, (
+        done.stdout[-3000:] + done.stderr[-3000:] + cluster.log("trainers-worker", "ray")[-2000:]
+    )
+    assert evaluated(cluster) >= STAGES
+    entrypoints = [one["entrypoint"] for one in json.loads(get(jobs, token=SECRETS["RAY_AUTH_TOKEN"]))]
+    print(f"{len(entrypoints)} jobs of Ray")
+    assert any("train_gspo" in one for one in entrypoints), entrypoints
+
+
+def choose_ray(cluster: PodmanCluster) -> None:
+    without_tracking(cluster)
+    components = cluster.folder / "kubernetes" / "kustomization.yaml"
+    components.write_text(components.read_text().replace("# - components/ray ", "- components/ray "))
+    deployment = cluster.folder / "kubernetes" / "config" / "deployment.yaml"
+    resources = yaml.safe_load(deployment.read_text())["resources"]
+    ray = {"address": "http://trainers-head-svc:8265", "token": {"env": "RAY_AUTH_TOKEN"}, "start_timeout_s": 300}
+    deployment.write_text(
+        yaml.safe_dump({"resources": resources | {"launcher": {"config": {"runs_on": {"ray": ray}}}}})
+    )
+    render(cluster)
+
+
+def play_ray(cluster: PodmanCluster, pod: str, group: dict[str, Any], options: str, *, alias: str = "") -> None:
+    """On this machine, which has neither the processors nor the GPUs that its group requests."""
+    spec = group["template"]["spec"]
+    (container,) = spec["containers"]
+    del container["resources"]
+    container["command"] = ["bash", "-c", f"exec ray start {options} --block"]
+    spec["volumes"] = [one for one in spec["volumes"] if one["name"] != "shm"]
+    container["volumeMounts"] = [one for one in container["volumeMounts"] if one["name"] != "shm"]
+    cluster.play(pod, spec, alias=alias)
+
+
+def answers(url: str) -> bool:
+    try:
+        get(url, token=SECRETS["RAY_AUTH_TOKEN"])
+    except OSError:
+        return False
+    return True
+
+
 def test_a_virtual_machine_serves_an_episode_from_the_image_of_its_guest(cluster: PodmanCluster) -> None:
     """The component kvm with one desktop, which is emulated where this host has no KVM."""
     components = cluster.folder / "kubernetes" / "kustomization.yaml"

@@ -165,6 +165,16 @@ def test_a_plan_can_be_made_with_the_recipe_to_change(installed: Installed, proj
     assert "recipe recipe" in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.desktop
+@pytest.mark.timeout(900)
+def test_every_stage_of_the_smoke_recipe_runs(installed: Installed, tmp_path: Path) -> None:
+    assert installed.command("init", "--recipe", "smoke", cwd=tmp_path).returncode == 0
+    done = installed.command("demo", "--recipe", "recipe.toml", "--json", cwd=tmp_path, limit_s=800)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert [sum(score["outcomes"].values()) for score in json.loads(done.stdout)["scores"]] == [2, 2, 2, 2]
+
+
 @pytest.mark.parametrize("own", [(), ("assets", "resources", "jobs")], ids=["alone", "with packages of these names"])
 def test_dagster_loads_the_workspace(installed: Installed, project: Path, own: tuple[str, ...]) -> None:
     for name in own:

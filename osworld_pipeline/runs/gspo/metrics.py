@@ -15,8 +15,8 @@ def group_metrics(batch: GspoBatch, *, update: int) -> dict[str, float]:
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
     num_valid = max(1, len(rewards))
     return {
-        "task_reward_mean": sum(reward.task for reward in rewards) / num_valid,
-        "shaped_reward_mean": sum(reward.shaped for reward in rewards) / num_valid,
+        "task_reward": sum(reward.task for reward in rewards) / num_valid,
+        "shaped_reward": sum(reward.shaped for reward in rewards) / num_valid,
         "success_rate": sum(episode.is_success for episode in episodes) / num_valid,
         "num_episodes": float(len(episodes)),
         "num_faults": float(sum(not episode.outcome.is_valid for episode in episodes)),

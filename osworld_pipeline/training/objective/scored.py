@@ -53,7 +53,7 @@ def score_batch(
     return ScoredBatch(
         items=items,
         metrics={
-            "importance_effective_share": weights.effective_share,
+            "effective_share": weights.effective_share,
             "importance_changed_share": weights.changed_share,
         },
         effective_share=weights.effective_share,

@@ -35,7 +35,7 @@ def _metric(name: str, unit: str = "value", title: str = "", *, line: str = "", 
 
 SUCCESS_METRICS = (
     _metric("success_rate", "share of valid episodes"),
-    _metric("task_reward_mean", "reward"),
+    _metric("task_reward", "reward"),
     _metric("rollout_task_reward", "reward"),
     _metric("rollout_shaped_reward", "reward"),
 )
@@ -45,7 +45,7 @@ LOSS_METRICS = (
     _metric("learning_rate", "rate"),
     _metric("kl", "nats", "KL to the reference"),
     _metric("entropy", "nats"),
-    _metric("clip_fraction", "share", "share of ratios clipped", is_share=True),
+    _metric("clipped_share", "share", "share of ratios clipped", is_share=True),
     _metric("ratio_mean", "ratio", "mean ratio"),
     _metric("importance_mean", "weight", "mean importance weight"),
 )

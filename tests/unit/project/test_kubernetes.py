@@ -122,6 +122,19 @@ def test_the_pods_of_the_ray_cluster_are_accepted_as_pods(folder: Path) -> None:
         assert container["image"].endswith(f"osworld/trainer:{installed_version()}")
 
 
+def test_ray_asks_for_a_token_that_no_desktop_has(folder: Path) -> None:
+    documents = rendered(folder, "ray")
+    assert one(documents, "ConfigMap", "osworld-cluster")["data"]["RAY_AUTH_MODE"] == "token"
+    spec = one(documents, "RayCluster", "trainers")["spec"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        assert {"configMapRef": {"name": "osworld-cluster"}} in container["envFrom"]
+        assert {"secretRef": {"name": "osworld-secrets"}} in container["envFrom"]
+    (server,) = one(documents, "StatefulSet", "env-server")["spec"]["template"]["spec"]["containers"]
+    assert "envFrom" not in server
+    assert [one["name"] for one in server["env"]] == ["ENV_SERVER_TOKEN"]
+
+
 def test_the_ray_cluster_is_what_the_operator_accepts(folder: Path) -> None:
     """KubeRay's schema is a megabyte: it is not part of this project."""
     files = sorted(Path(os.environ.get(RAY_SCHEMAS) or "/nonexistent").rglob("ray.io_rayclusters.yaml"))

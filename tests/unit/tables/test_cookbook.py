@@ -130,8 +130,8 @@ def write_stages(store: TrajectoryStore) -> None:
     attempt("a3", running, NOW)
     attempt("a4", stage("gspo-2", Stage.GSPO_PHASE2, 5), NOW - 86_400)
     figures = {
-        "loss": 0.25, "kl": 0.5, "entropy": 1.5, "grad_norm": 2.0, "clip_fraction": 0.125, "learning_rate": 1e-5,
-        "importance_effective_share": 0.75, "staleness_mean": 0.5, "success_rate": 0.0, "task_reward_mean": 0.25,
+        "loss": 0.25, "kl": 0.5, "entropy": 1.5, "grad_norm": 2.0, "clipped_share": 0.125, "learning_rate": 1e-5,
+        "effective_share": 0.75, "staleness_mean": 0.5, "success_rate": 0.0, "task_reward": 0.25,
         "rollout_s": 6.0, "update_s": 4.0, "score_s": 1.0, "forward_s": 2.0, "optimizer_s": 0.5, "tokens_per_s": 100.0,
         "is_held": 0.0, "is_skipped": 0.0, "num_held_tries": 0.0, "fault_share": 0.25,
     }  # fmt: skip

@@ -173,3 +173,12 @@ def test_mlflow_reports_no_use_to_its_makers(uri: str) -> None:
         [sys.executable, "-c", TELEMETRY, uri], env={}, capture_output=True, text=True, timeout=60, check=True
     )
     assert run.stdout.strip() == "None"
+
+
+def test_a_metric_under_its_earlier_name_belongs_to_the_same_curve(uri: str) -> None:
+    with stage_run(uri, stage="gspo_phase1", stage_key="gspo-1", params={}, tags={}) as run:
+        run.log_metrics(1, {"clip_fraction": 0.25})
+        run.log_metrics(2, {"clip_fraction": 0.5})
+        run.log_metrics(2, {"clipped_share": 0.125})
+    assert metric_history(uri, "gspo-1", ["clipped_share"]) == [("clipped_share", 1, 0.25), ("clipped_share", 2, 0.125)]
+    assert metric_history(uri, "gspo-1", ["loss"]) == []

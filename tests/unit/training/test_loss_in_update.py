@@ -103,7 +103,7 @@ def test_the_old_logprobs_are_the_trainers_and_the_weight_holds_what_lies_betwee
     keys = {"algorithm": algorithm, "importance_high": 1.5}
     capped = updated(tiny_folder, processor, [*stale, canary_of(sampled)], **keys)
     assert capped["ratio_mean"] == pytest.approx(1.0, abs=1e-6)
-    assert capped["clip_fraction"] == 0.0
+    assert capped["clipped_share"] == 0.0
     assert capped["importance_mean"] == pytest.approx(1.5, abs=1e-5)
     assert capped["importance_changed_share"] == 1.0
     assert capped["loss"] == pytest.approx(1.5 * (-1.0 + 0.5) / 2, abs=1e-4)
@@ -146,7 +146,7 @@ def test_an_update_whose_samples_are_too_far_off_is_held(tiny_folder, processor,
     before = [param.clone() for param in model.parameters()]
     metrics = trainer.update([*far, canary_of(sampled)])
     assert metrics["is_held"] == 1.0
-    assert metrics["importance_effective_share"] < 0.2
+    assert metrics["effective_share"] < 0.2
     assert "loss" not in metrics
     assert all(map(torch.equal, before, model.parameters()))
     assert updated(tiny_folder, processor, [*far, canary_of(sampled)], **{**keys, "min_effective_share": 0.0})["loss"]
@@ -215,5 +215,5 @@ def test_in_bfloat16_rounding_clips_no_sequence_of_the_first_step(tiny_folder, p
         found[old] = trainer.update(sampled)
     assert found["trainer"]["trainer_sampler_logprob_diff"] > 1e-4
     assert found["trainer"]["ratio_mean"] == 1.0
-    assert found["trainer"]["first_step_clip_fraction"] == 0.0
-    assert found["sampler"]["first_step_clip_fraction"] > 0.1, "as it was"
+    assert found["trainer"]["first_step_clipped_share"] == 0.0
+    assert found["sampler"]["first_step_clipped_share"] > 0.1, "as it was"

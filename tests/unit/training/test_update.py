@@ -55,7 +55,7 @@ def test_good_sequences_become_likelier_and_bad_ones_less_likely(model, processo
     after = [mean_logprob(model, processor, trajectory) for trajectory in trajectories]
     assert after[0] - before[0] > after[1] - before[1]
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-    assert metrics["clip_fraction"] == 0.0
+    assert metrics["clipped_share"] == 0.0
     assert metrics["loss"] == pytest.approx(0.0, abs=1e-5)
     assert metrics["is_skipped"] == 0.0
     assert metrics["num_trajectories"] == 2.0
@@ -209,7 +209,7 @@ def test_later_steps_of_an_update_are_held_by_the_clip(model, processor):
     metrics = GspoTrainer(model, processor, narrow).update(sampled(model, processor))
     # The first pass is at ratio one; a step of 1e-3 leaves so narrow a clip at once.
     assert metrics["num_optimizer_steps"] == 3.0
-    assert 0.2 < metrics["clip_fraction"] <= 2 / 3
+    assert 0.2 < metrics["clipped_share"] <= 2 / 3
 
 
 def test_minibatches_make_a_step_each_and_those_without_advantage_none(model, processor):
