@@ -3,6 +3,7 @@
 Environments: replicas with an episode / replicas. Engine: time with at least one request. Trainer: time in an update.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,16 +29,17 @@ class BusyReading:
 
 
 class BusyMeter:
-    """The number of busy units of `capacity`, summed over time. Use it from one event loop; other threads may call
-    `read`."""
+    """The number of busy units of `capacity`, summed over time. Other threads may call `read`, whose seconds never
+    fall."""
 
     def __init__(self, capacity: int, *, clock: Clock = time.monotonic) -> None:
         self._capacity = capacity
         self._clock = clock
         self._started = clock()
         self._last: tuple[float, int, float] = (self._started, 0, 0.0)
-        """The last change: its time, the busy units since, and the seconds of units before. Replaced as a whole, for
-        readers in other threads."""
+        """The last change: its time, the busy units since, and the seconds of units before."""
+        self._lock = threading.Lock()
+        """A reader must not combine a change with the time before it."""
         self._marked: tuple[float, float] = (self._started, 0.0)
 
     @contextmanager
@@ -56,16 +58,18 @@ class BusyMeter:
         return self._share(now - marked_at, unit_s - marked_s), self._share(now - self._started, unit_s)
 
     def read(self) -> BusyReading:
-        _, num_busy, unit_s = self._until(self._clock())
+        with self._lock:
+            _, num_busy, unit_s = self._until(self._clock())
         return BusyReading(capacity=self._capacity, num_busy=num_busy, unit_s=unit_s)
 
     def _share(self, elapsed_s: float, unit_s: float) -> float:
         return unit_s / (elapsed_s * self._capacity) if elapsed_s > 0 else 0.0
 
     def _change(self, difference: int) -> tuple[float, int, float]:
-        now, num_busy, unit_s = self._until(self._clock())
-        self._last = now, num_busy + difference, unit_s
-        return self._last
+        with self._lock:
+            now, num_busy, unit_s = self._until(self._clock())
+            self._last = now, num_busy + difference, unit_s
+            return self._last
 
     def _until(self, now: float) -> tuple[float, int, float]:
         changed, num_busy, unit_s = self._last

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
 
+from osworld_pipeline.domain.python_text import parse_python
+
 _SOURCES = ("context.py", "getters.py", "metrics/*.py", "reading.py")
 
 
@@ -25,7 +27,9 @@ def without_declarations(source: bytes) -> bytes:
     """A module without the decorators, annotations and docstrings of its functions. They are the text of a page, and
     what is accepted in a task; no score depends on them."""
     lines = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
-    nodes = sorted(_declarations(ast.parse(source)), key=lambda node: (node.lineno, node.col_offset), reverse=True)
+    nodes = sorted(
+        _declarations(parse_python(source.decode())), key=lambda node: (node.lineno, node.col_offset), reverse=True
+    )
     for node in nodes:
         end = lines[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
         source = source[: lines[node.lineno - 1] + node.col_offset] + source[end:]

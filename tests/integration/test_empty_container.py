@@ -105,7 +105,7 @@ def test_pip_installs_the_wheel_and_init_makes_a_project(user: NewUser, wheel: P
         user.succeed(f"useradd --create-home {user.name} && chown {user.name} .", user="root")
     user.succeed("python3 -m venv venv")
     user.succeed(f"pip install --quiet '/wheel/{wheel.name}[server,pipeline,train]'", limit_s=PACKAGES_LIMIT_S)
-    assert user.succeed("mkdir project && cd project && osworld-pipeline init").count("wrote  ") == 5
+    assert user.succeed("mkdir project && cd project && osworld-pipeline init").count("wrote  ") == 6
 
 
 def test_set_up_installs_the_debian_packages_or_prints_the_command_for_an_administrator(user: NewUser) -> None:

@@ -1,5 +1,6 @@
 """Metrics that are read at a scrape: meters of utilisation, env servers as a client sees them, groups in progress."""
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from prometheus_client.registry import Collector
 from osworld_pipeline.rollout.async_collector import AsynchronousCollector
 from osworld_pipeline.rollout.engines.http_calls import shown
 from osworld_pipeline.rollout.env_fleet import EnvFleet, ServerState
-from osworld_pipeline.rollout.utilisation import BusyMeter, BusyReading
+from osworld_pipeline.rollout.utilisation import BusyMeter
 from osworld_pipeline.wire import metric_families as families
 
 Thing = TypeVar("Thing")
@@ -39,19 +40,23 @@ class LiveState(Collector):
         self.fleets: Watched[EnvFleet] = Watched()
         self.collectors: Watched[AsynchronousCollector] = Watched()
         self._meters: tuple[tuple[tuple[str, BusyMeter], ...], dict[str, float]] = ((), {})
-        """By part: the meters that run, and the busy seconds of those before them. Replaced as a whole."""
+        """By part: the meters that run, and the busy seconds of those before them."""
+        self._lock = threading.Lock()
+        """A counter must not fall: no meter is read after its last reading was added."""
 
     @contextmanager
     def watching_meter(self, part: str, meter: BusyMeter) -> Iterator[None]:
         """Within the block the meter is exported; the seconds that it has counted remain."""
-        meters, past_s = self._meters
-        self._meters = ((*meters, (part, meter)), {part: 0.0, **past_s})
+        with self._lock:
+            meters, past_s = self._meters
+            self._meters = ((*meters, (part, meter)), {part: 0.0, **past_s})
         try:
             yield
         finally:
-            meters, past_s = self._meters
-            left = tuple(one for one in meters if one[1] is not meter)
-            self._meters = (left, {**past_s, part: past_s[part] + meter.read().unit_s})
+            with self._lock:
+                meters, past_s = self._meters
+                left = tuple(one for one in meters if one[1] is not meter)
+                self._meters = (left, {**past_s, part: past_s[part] + meter.read().unit_s})
 
     def describe(self) -> Iterator[Metric]:
         """Empty: the families depend on what is watched."""
@@ -69,9 +74,11 @@ class LiveState(Collector):
     def _utilisation(self) -> Iterator[Metric]:
         busy, capacity = families.BUSY_UNITS.reading(), families.CAPACITY.reading()
         seconds = families.BUSY_SECONDS.reading()
-        meters, past_s = self._meters
+        with self._lock:
+            meters, past_s = self._meters
+            readings_of = {part: [meter.read() for name, meter in meters if name == part] for part in past_s}
         for part, before_s in past_s.items():
-            readings: list[BusyReading] = [meter.read() for name, meter in meters if name == part]
+            readings = readings_of[part]
             busy.add_metric((part,), sum(one.num_busy for one in readings))
             capacity.add_metric((part,), sum(one.capacity for one in readings))
             seconds.add_metric((part,), before_s + sum(one.unit_s for one in readings))

@@ -12,6 +12,7 @@ import pytest
 from command_lines import BadCommandError, Command, check
 
 from osworld_pipeline.domain import remedies
+from osworld_pipeline.domain.python_text import parse_python
 from osworld_pipeline.domain.remedies import DEBIAN_PARTS, ENVIRONMENTS, EXTRAS, IN_CHECKOUT, how_to_set_up
 from osworld_pipeline.domain.shown_commands import ENV_SERVER, PIPELINE, pipeline_line, shell_line
 from osworld_pipeline.domain.state import StateDir
@@ -48,7 +49,7 @@ STANDS_FOR = "1"
 def sources() -> Iterator[tuple[str, ast.Module]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+            yield path.relative_to(ROOT).as_posix(), parse_python(path.read_text())
 
 
 def docstrings(tree: ast.Module) -> set[int]:

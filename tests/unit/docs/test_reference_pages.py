@@ -19,6 +19,7 @@ from env_server.describe_api import describe as describe_api
 from env_server.server_settings import ServerSettings
 from osworld_pipeline.doctor.external_services import DESKTOP_CHECKS
 from osworld_pipeline.doctor.roles import ROLES
+from osworld_pipeline.domain.python_text import parse_python
 from osworld_pipeline.recipes import recipe_names
 from osworld_pipeline.recipes.describe import keys as recipe_keys
 from osworld_pipeline.recipes.environment import VARIABLES
@@ -108,7 +109,7 @@ def messages() -> tuple[str, ...]:
     """Every text of the programs, with a blank for each value in it."""
     found = []
     for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse_python(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 found.append("".join(str(v.value) if isinstance(v, ast.Constant) else BLANK for v in node.values))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
