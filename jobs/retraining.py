@@ -1,5 +1,6 @@
 """Re-training of the champion: a schedule, and a sensor for new successes or new data. Both are off by default."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,9 @@ def build_retraining_schedule(cron: str) -> dg.ScheduleDefinition:
         return ask(context.instance, state, recipe, is_scheduled=True)
 
     return retraining_schedule
+
+
+retraining_schedule = build_retraining_schedule(os.environ.get(CRON_VARIABLE) or DEFAULT_CRON)
 
 
 @dg.sensor(job=retrain, minimum_interval_seconds=EVERY_S, default_status=dg.DefaultSensorStatus.STOPPED)

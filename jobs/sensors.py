@@ -85,6 +85,3 @@ def new_evaluations(context: dg.SensorEvaluationContext) -> dg.RunRequest | dg.S
     resources = resources_of(found[0].run_id, context.instance)
     of_rank = {name: resources[name] for name in ("state", "recipe", "tracking") if name in resources}
     return dg.RunRequest(run_key=latest, run_config={"resources": of_rank})
-
-
-SENSORS = [new_checkpoints, new_evaluations]

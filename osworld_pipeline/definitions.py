@@ -10,11 +10,8 @@ use_own_packages()
 
 from assets import checkpoints, checks, evaluations, raw, replay, tables, upkeep
 from assets.policies import under_policies
-from jobs.compaction import compaction_schedule
-from jobs.failures import failed_runs
+from jobs import definitions_of
 from jobs.pipeline import JOBS
-from jobs.retraining import CRON_VARIABLE, DEFAULT_CRON, build_retraining_schedule, retraining_is_due
-from jobs.sensors import SENSORS
 from resources.catalog_tables import catalog_tables
 from resources.deployment import deployment_resources
 from resources.progress import ProgressResource
@@ -33,8 +30,8 @@ defs = dg.Definitions(
     ),
     asset_checks=[*checks.CHECKS, *checkpoints.CHECKS],
     jobs=JOBS,
-    schedules=[build_retraining_schedule(os.environ.get(CRON_VARIABLE) or DEFAULT_CRON), compaction_schedule],
-    sensors=[*SENSORS, failed_runs, retraining_is_due],
+    schedules=definitions_of(dg.ScheduleDefinition),
+    sensors=definitions_of(dg.SensorDefinition),
     resources={
         # Read once, here, and passed to the library.
         **deployment_resources(os.environ),

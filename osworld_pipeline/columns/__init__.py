@@ -30,6 +30,7 @@ from osworld_pipeline.columns.fields import (
     TIME,
     column,
     doc_of,
+    since,
     unit_of,
 )
 from osworld_pipeline.columns.groups import (
@@ -64,11 +65,6 @@ __all__ = [
     "sequence_rows", "step_rows", "stored", "unit_of", "update_row", "utc_time", "verification_row",
 ]  # fmt: skip
 
-SCHEMA_VERSION = 11
-"""Version in the key-value metadata of every Parquet file we write; increased when a column is added or widened.
-Columns are not renamed, removed or narrowed, with one exception: version 10 moved the token lists from episodes to
-sequences (OLDEST_READ). A file of an older version reads with NULL for missing columns. A file of a newer version reads
-without unknown columns and is not compacted."""
 SCHEMA_KEY = b"osworld_schema_version"
 OLDEST_READ = 10
 """Parts of older versions have data in other columns; `osworld-pipeline migrate` rewrites them, and
@@ -106,6 +102,14 @@ OWNED_TABLES: Mapping[str, pa.Schema] = {
     "checkpoints": CHECKPOINTS,
 }
 """Small, one owner: one Parquet file each."""
+
+SCHEMA_VERSION = max(
+    11, *(since(field) for schema in (*PART_TABLES.values(), *OWNED_TABLES.values()) for field in schema)
+)
+"""Version in the key-value metadata of every Parquet file we write: the highest `since` of a column. Columns are not
+renamed, removed or narrowed, with one exception: version 10 moved the token lists from episodes to sequences
+(OLDEST_READ). A file of an older version reads with NULL for missing columns. A file of a newer version reads without
+unknown columns and is not compacted."""
 
 
 def stored(table: str) -> pa.Schema:

@@ -26,12 +26,17 @@ DUPLICATES = pa.list_(
 )
 
 
-def column(name: str, kind: pa.DataType, doc: str, unit: str = "") -> pa.Field:
-    return pa.field(name, kind, metadata={"doc": doc, "unit": unit})
+def column(name: str, kind: pa.DataType, doc: str, unit: str = "", *, since: int = 0) -> pa.Field:
+    """`since`: the version in which it was added or widened; 0: before 12."""
+    return pa.field(name, kind, metadata={"doc": doc, "unit": unit} | ({"since": str(since)} if since else {}))
 
 
 def doc_of(field: pa.Field) -> str:
     return (field.metadata or {}).get(b"doc", b"").decode()
+
+
+def since(field: pa.Field) -> int:
+    return int((field.metadata or {}).get(b"since", b"0"))
 
 
 def unit_of(field: pa.Field) -> str:

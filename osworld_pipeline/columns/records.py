@@ -125,7 +125,7 @@ def _column(attribute: str, hint: Any, stored: Stored, default: Any) -> _Column:
     return _Column(
         attribute=attribute,
         name=name,
-        field=column(name, arrow, stored.doc, stored.unit),
+        field=column(name, arrow, stored.doc, stored.unit, since=stored.since),
         encode=encode,
         decode=lambda value: null if value is None else decode(value),
     )

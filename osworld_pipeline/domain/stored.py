@@ -29,3 +29,5 @@ class Stored:
     """Name of the column; empty: that of the field."""
     bits: int = 64
     """Width of an integer in the file."""
+    since: int = 0
+    """Version of the columns in which it was added or widened (columns/); 0: before 12."""

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 import pyarrow as pa
 import pytest
 
-from osworld_pipeline.columns import PART_TABLES, doc_of, unit_of
+from osworld_pipeline.columns import OWNED_TABLES, PART_TABLES, SCHEMA_VERSION, doc_of, unit_of
+from osworld_pipeline.columns.fields import since
 from osworld_pipeline.columns.records import columns_of, record_from, row_of
 from osworld_pipeline.domain.stored import SECONDS, UTC, Stored
 
@@ -20,7 +21,7 @@ class Colour(StrEnum):
 @dataclass(frozen=True, kw_only=True)
 class Part:
     size: Annotated[int, Stored("Its size.", name="part_size", bits=32)]
-    note: Annotated[str, Stored("A note.")] = ""
+    note: Annotated[str, Stored("A note.", since=12)] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +62,12 @@ def test_the_type_of_a_column_is_that_of_its_field() -> None:
 def test_a_column_keeps_the_meaning_and_the_unit_of_its_field() -> None:
     (took,) = (column for column in columns_of(Record) if column.name == "took_s")
     assert (doc_of(took), unit_of(took)) == ("Duration.", "s")
+
+
+def test_a_column_that_is_added_later_raises_the_version_of_the_files() -> None:
+    assert {field.name: since(field) for field in columns_of(Part)} == {"part_size": 0, "note": 12}
+    schemas = (*PART_TABLES.values(), *OWNED_TABLES.values())
+    assert max(since(field) for schema in schemas for field in schema) <= SCHEMA_VERSION
 
 
 @pytest.mark.parametrize("record", [FULL, Record(name="only")])
