@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from osworld_pipeline.recipes.engine_names import OPENAI, OURS, SGLANG
+
 if TYPE_CHECKING:
     from osworld_pipeline.recipes.schema import Recipe
 
@@ -69,8 +71,12 @@ CONTRADICTIONS = (
     Contradiction(
         sentence='engine.kind "sglang" and "openai" need engine.urls, or "sglang" engine.launch',
         is_met=lambda recipe: (
-            recipe.engine.kind != "transformers" and not recipe.engine.urls and recipe.engine.launch is None
+            recipe.engine.kind in (SGLANG, OPENAI) and not recipe.engine.urls and recipe.engine.launch is None
         ),
+    ),
+    Contradiction(
+        sentence="engine.options are read by engines of other distributions: with one of ours they must be empty",
+        is_met=lambda recipe: bool(recipe.engine.options) and recipe.engine.kind in OURS,
     ),
     Contradiction(
         sentence='engine.launch starts sglang servers: it needs engine.kind "sglang", and no engine.urls',

@@ -71,6 +71,8 @@ def _type_text(annotation: Any) -> str:
         return " or ".join(_type_text(argument) for argument in get_args(annotation))
     if get_origin(annotation) is tuple:
         return f"list of {_type_text(get_args(annotation)[0])}"
+    if get_origin(annotation) is Mapping:
+        return "table"
     return {bool: "true or false", int: "whole number", float: "number", str: "text"}[annotation]
 
 
@@ -84,7 +86,7 @@ def _default(field: FieldInfo) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return ", ".join(f"`{item}`" for item in value) or "empty"
-    return "empty" if value == "" else f"`{value}`"
+    return "empty" if value in ("", {}) else f"`{value}`"
 
 
 def _bounds(field: FieldInfo) -> str:

@@ -1,12 +1,14 @@
 """The sections for episodes: tasks, desktops, the agent, the engine and the reward. The docstring under a key is its
 documentation."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from osworld_pipeline.dialects import DialectName
 from osworld_pipeline.domain.observation import Settle
+from osworld_pipeline.recipes.engine_names import TRANSFORMERS, EngineName
 from osworld_pipeline.recipes.section import IN_TINY_TOKENIZER, NOT_LEARNED, Section
 
 
@@ -107,9 +109,11 @@ class LaunchSection(Section):
 class EngineSection(Section):
     """The engine that samples the policy."""
 
-    kind: Literal["transformers", "sglang", "openai"] = "transformers"
+    kind: EngineName = TRANSFORMERS
     """`transformers`: in the program's own process; `sglang`: servers at `urls`; `openai`: an OpenAI-compatible
-    endpoint, which returns no log-probabilities and is only for evaluation."""
+    endpoint, which returns no log-probabilities and is only for evaluation; or an engine of another distribution."""
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """Settings of an engine of another distribution, which checks them."""
     urls: tuple[str, ...] = ()
     """Base URLs: sglang servers (or one router), or one OpenAI-compatible endpoint ending in /v1."""
     launch: LaunchSection | None = None

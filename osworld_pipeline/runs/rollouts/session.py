@@ -9,17 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from osworld_pipeline.agent.adapters import whole_weights_folder
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.dialects import load_dialect
 from osworld_pipeline.domain.episode import SamplingParams
 from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.domain.state import StateDir
-from osworld_pipeline.errors import RecipeError
 from osworld_pipeline.policy_servers.launch import launched_servers
 from osworld_pipeline.protocols import PolicyEngine
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.recipes.engine_names import TRANSFORMERS
 from osworld_pipeline.recipes.schema import LoraSection
 from osworld_pipeline.rollout.canary import Generate
 from osworld_pipeline.rollout.engines.sglang_weights import TrainedWeights
@@ -30,6 +29,7 @@ from osworld_pipeline.runs.metrics.observing import watching_meter
 from osworld_pipeline.runs.parity.newcomer import newcomer_check
 from osworld_pipeline.runs.parity.probe import ParityReport, probe_parity
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.rollouts.engine_kinds import EngineRequest, load_frozen, open_engine
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
 from osworld_pipeline.store.trajectories import TrajectoryStore
 
@@ -93,14 +93,16 @@ async def rollout_session(
     async with AsyncExitStack() as stack:
         if engine is None and folder is not None:
             recipe = await stack.enter_async_context(launched_servers(recipe, state, folder))
-        engine = engine or _open_engine(
-            recipe, folder=folder, model=model, processor=processor, version=policy_version, cache=cache,
-            adapters=adapters, token=engine_token, owner=_owner_of(state, run or purpose),
+        engine = engine or open_engine(
+            EngineRequest(
+                recipe=recipe, folder=folder, model=model, processor=processor, policy_version=policy_version,
+                cache=cache, adapters=adapters, token=engine_token, owner=_owner_of(state, run or purpose),
+            )
         )  # fmt: skip
         stack.push_async_callback(engine.close)
         client = await stack.enter_async_context(open_env_client(recipe, state, servers, purpose=purpose))
         await engine.health()
-        if recipe.engine.kind == "sglang" and folder is not None:
+        if recipe.engine.kind != TRANSFORMERS and not engine.uses_chat_api and folder is not None:
             await load_engine(engine, folder, trained, policy_version=policy_version)
         parity = await _probe(recipe, engine, renderer, folder=folder, model=model, is_probed=is_probed, report=report)
         utilisation = Utilisation(environments=BusyMeter(max(1, servers.num_replicas)))
@@ -154,10 +156,10 @@ async def _probe(
             generators or {f"the {engine.name} engine": engine.generate},
             recipe=recipe,
             renderer=renderer,
-            load_reference=lambda device: model if model is not None else _load(recipe, folder, device=device),
+            load_reference=lambda device: model if model is not None else load_frozen(recipe, folder, device=device),
         )
     if isinstance(engine, SglangEngine):
-        check = newcomer_check(recipe, renderer, load=lambda path: _load(recipe, path, device="cpu"))
+        check = newcomer_check(recipe, renderer, load=lambda path: load_frozen(recipe, path, device="cpu"))
         await engine.compare_newcomers(check, passed=servers, warn=partial(_warn, report))
     return parity
 
@@ -207,9 +209,11 @@ async def served_weights(
     """
     from osworld_pipeline.rollout.engines.sglang import SglangEngine
 
-    engine = _open_engine(
-        recipe, folder=folder, model=None, processor=processor, version=policy_version, cache=None, adapters=None,
-        token=token, owner=_owner_of(state, run),
+    engine = open_engine(
+        EngineRequest(
+            recipe=recipe, folder=folder, processor=processor, policy_version=policy_version, token=token,
+            owner=_owner_of(state, run),
+        )
     )  # fmt: skip
     assert isinstance(engine, SglangEngine), "checked by the caller"
     try:
@@ -224,74 +228,6 @@ async def served_weights(
 def _owner_of(state: StateDir, run: str) -> str:
     """The name under which policy servers know the engines of a run."""
     return f"{state.root.resolve()}:{run}"
-
-
-def _open_engine(
-    recipe: Recipe,
-    *,
-    folder: Path | None,
-    model: Any,
-    processor: Any,
-    version: int,
-    cache: PixelCache | None,
-    adapters: LoraSection | None,
-    token: str | None,
-    owner: str,
-) -> PolicyEngine:
-    section = recipe.engine
-    if section.kind == "openai":
-        from osworld_pipeline.rollout.engines.openai import OpenAiEngine
-
-        return OpenAiEngine(section.urls[0], section=section, token=token)
-    if processor is None or (model is None and folder is None):
-        raise RecipeError(f"engine.kind {section.kind} samples from a checkpoint, and there is none")
-    if section.kind == "sglang":
-        from osworld_pipeline.rollout.engines.sglang import SglangEngine
-        from osworld_pipeline.rollout.engines.sglang_weights import vocab_size_of
-
-        if folder is None:
-            raise RecipeError("engine.kind sglang samples from a checkpoint's folder, and there is none")
-        return SglangEngine(
-            section.urls,
-            renderer=Renderer(processor),
-            section=section,
-            vocab_size=vocab_size_of(folder),
-            owner=owner,
-            policy_version=version,
-            token=token,
-        )
-    from osworld_pipeline.rollout.engines.transformers import TransformersEngine
-
-    return TransformersEngine(
-        model if model is not None else _load(recipe, folder, adapters=adapters),
-        processor,
-        device=_device(model),
-        policy_version=version,
-        timeout_s=recipe.gspo.turn_timeout_s,
-        max_batch=section.max_batch,
-        reuse_kv_cache=section.reuse_kv_cache,
-        cache=cache,
-        base_folder=None if folder is None else whole_weights_folder(folder),
-    )
-
-
-def _load(
-    recipe: Recipe, folder: Path | None, *, adapters: LoraSection | None = None, device: str | None = None
-) -> Any:
-    from osworld_pipeline.training.model import load_policy
-
-    assert folder is not None, "a model or a folder is checked by the caller"
-    place = _device(None) if device is None else device
-    return load_policy(folder, recipe.model, device=place, is_frozen=True, adapters=adapters)
-
-
-def _device(model: Any) -> Any:
-    """The device of the model, or of a new one."""
-    import torch
-
-    if model is not None:
-        return next(model.parameters()).device
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def episode_settings(recipe: Recipe, *, max_turns: int) -> EpisodeSettings:

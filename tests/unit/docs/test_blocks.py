@@ -22,6 +22,7 @@ from osworld_pipeline.domain.episode import EpisodePurpose
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes.describe import keys
+from osworld_pipeline.recipes.engine_names import ENTRY_POINTS as ENGINES
 from osworld_pipeline.recipes.schema import Recipe
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import rebuild_catalog
@@ -82,7 +83,7 @@ def test_every_toml_block_is_part_of_a_recipe_or_of_settings_or_names_entry_poin
             unknown = set(dotted(document)) - {*dict(keys()), "name"}
             wrong += [f"{where}: no recipe has {key}" for key in sorted(unknown)]
         elif set(document) == {"project"}:
-            unknown = document["project"]["entry-points"].keys() - {LAUNCHERS, SANDBOX_CLIENTS}
+            unknown = document["project"]["entry-points"].keys() - {LAUNCHERS, SANDBOX_CLIENTS, ENGINES}
             wrong += [f"{where}: nothing reads the entry points {group}" for group in sorted(unknown)]
         else:
             make_settings(document)

@@ -97,6 +97,8 @@ def test_every_contradiction_can_be_met_and_no_shipped_recipe_meets_one(contradi
     sections_ = {name: getattr(recipe, name).model_copy(update=values) for name, values in bad.items()}
     if "max_response_tokens" in contradiction.sentence:
         sections_["agent"] = recipe.agent.model_copy(update={"max_response_tokens": recipe.agent.max_context_tokens})
+    if contradiction.sentence.startswith("engine.options"):
+        sections_["engine"] = recipe.engine.model_copy(update={"options": {"size": 1}})
     if contradiction.sentence.startswith("engine.launch"):
         sections_["engine"] = recipe.engine.model_copy(update={"launch": LaunchSection()})
     assert contradiction.is_met(recipe.model_copy(update=sections_))

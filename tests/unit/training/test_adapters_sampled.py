@@ -13,7 +13,7 @@ from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.engines.transformers import TransformersEngine
 from osworld_pipeline.runs.gspo.weights import shares_model
-from osworld_pipeline.runs.rollouts.session import _open_engine
+from osworld_pipeline.runs.rollouts.engine_kinds import EngineRequest, open_engine
 from osworld_pipeline.training.objective.score import score_trajectories
 from osworld_pipeline.training.update import GspoTrainer
 
@@ -35,10 +35,7 @@ def mean_difference(trainer: GspoTrainer, trajectories: Any) -> float:
 
 def open_copy(recipe: Recipe, folder: Path, processor: Any) -> Any:
     """As a phase opens the engine of its own."""
-    return _open_engine(
-        recipe, folder=folder, model=None, processor=processor, version=0, cache=None, adapters=recipe.trainer.lora,
-        token=None, owner="",
-    )  # fmt: skip
+    return open_engine(EngineRequest(recipe=recipe, folder=folder, processor=processor, adapters=recipe.trainer.lora))
 
 
 async def test_a_synchronous_engine_samples_from_the_trainers_own_adapters(tiny_folder: Path):

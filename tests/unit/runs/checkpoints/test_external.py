@@ -141,7 +141,7 @@ def test_adapter_that_peft_saved_is_a_checkpoint_where_its_base_is_known(
     state: StateDir, folder: Path, adapter: Path
 ) -> None:
     from osworld_pipeline.agent.processor import load_processor
-    from osworld_pipeline.runs.rollouts.session import _open_engine
+    from osworld_pipeline.runs.rollouts.engine_kinds import EngineRequest, open_engine
 
     checkpoint = find_or_add(state, str(adapter))
     assert (checkpoint.stage, checkpoint.path) == (Stage.EXTERNAL, str(adapter))
@@ -149,10 +149,7 @@ def test_adapter_that_peft_saved_is_a_checkpoint_where_its_base_is_known(
     require_unchanged(checkpoint.checkpoint_id, adapter)
     recipe, where = policy_of(Policy.of(checkpoint), RECIPE, state)
     assert where is not None
-    engine: Any = _open_engine(
-        recipe, folder=where, model=None, processor=load_processor(where), version=0, cache=None, adapters=None,
-        token=None, owner="",
-    )  # fmt: skip
+    engine: Any = open_engine(EngineRequest(recipe=recipe, folder=where, processor=load_processor(where)))
     factors = [tensor for name, tensor in engine._model.state_dict().items() if ".lora_B." in name]
     assert factors
     assert all(bool((tensor == 0.1).all()) for tensor in factors), "it is sampled with the adapter on it"
