@@ -28,12 +28,10 @@ from osworld_pipeline.tables.catalog import first_line
 from osworld_pipeline.web.evaluation_names import own_suite_files, own_suites
 from osworld_pipeline.web.viewer.files import StoreFiles, empty_rows, list_files, sql_list
 from osworld_pipeline.web.viewer.index_sql import (
-    FACTS_FROM_HEADS,
-    GROUPS_FROM_HEADS,
-    INJECTIONS_FROM_DETAILS,
+    FROM_FILES,
+    NAMES,
     NAMES_OF_CHECKPOINTS,
     NAMES_OF_TASKS,
-    TABLES,
 )
 from osworld_pipeline.web.viewer.settings import BadQuestionError
 
@@ -42,6 +40,13 @@ CHECK_EVERY_S = 1.0
 """Minimum interval between listings of the folders."""
 QUERY_LIMIT_S = 20.0
 OWNED = ("union_tasks", "checkpoints")
+FILES = {
+    "facts": ("episodes", "steps"),
+    "grouped": ("rollout_groups", "injections"),
+    "injected": ("rollout_groups", "injections"),
+}
+"""By table of the index: the tables of the store in whose files its rows are; one file of the first has one of the
+second."""
 
 
 class EpisodeIndex:
@@ -69,12 +74,15 @@ class EpisodeIndex:
             "enable_progress_bar = false",
         ):
             self._database.execute(f"SET {setting}")
-        for statement in TABLES:
+        for statement in NAMES:
             self._database.execute(statement)
         for table in ("episodes", "steps", "rollout_groups", "injections"):
             self._database.register("incoming", empty_rows(stored(table)))
             self._database.execute(f"CREATE TABLE no_{table} AS SELECT * FROM incoming")  # noqa: S608
             self._database.unregister("incoming")
+        for table in FROM_FILES:
+            query = _query(table, StoreFiles(files={}, rewritten=frozenset()), root=self._state.trajectories)
+            self._database.execute(f"CREATE TABLE {table} AS {query} LIMIT 0")
 
     def close(self) -> None:
         self._database.close()
@@ -164,7 +172,7 @@ class EpisodeIndex:
 
     def _take_files(self, cursor: duckdb.DuckDBPyConnection, head: str, files: StoreFiles) -> None:
         known = self.files_of(head)
-        tables = {"episodes": ("facts",), "rollout_groups": ("grouped", "injected")}[head]
+        tables = [table for table, (own_head, _) in FILES.items() if own_head == head]
         gone = [key for key in known.files if key not in files.files]
         new = {key: file for key, file in files.files.items() if key not in known.files}
         for table in tables:
@@ -178,20 +186,9 @@ class EpisodeIndex:
         if not new:
             return
         added = StoreFiles(files=new, rewritten=files.rewritten)
-        detail = {"episodes": "steps", "rollout_groups": "injections"}[head]
-        root = self._state.trajectories.resolve()
-        heads = _scan(head, added.heads(is_compacted=True), added.heads(is_compacted=False), f"{root}/{head}/")
-        details = _scan(
-            detail,
-            added.details(detail, is_compacted=True),
-            added.details(detail, is_compacted=False),
-            f"{root}/{detail}/",
-        )
-        hidden = sql_list(sorted(files.rewritten))
-        keys = sql_list(f"{file.details[detail]}\t{key}" for key, file in new.items())
-        statements = (FACTS_FROM_HEADS,) if head == "episodes" else (GROUPS_FROM_HEADS, INJECTIONS_FROM_DETAILS)
-        for statement in statements:
-            cursor.execute(statement.format(heads=heads, details=details, hidden=hidden, keys=keys, root=str(root)))
+        for table in tables:
+            query = _query(table, added, root=self._state.trajectories.resolve())
+            cursor.execute(f"INSERT INTO {table} BY NAME {query}")
 
     def _take_names(self, cursor: duckdb.DuckDBPyConnection, paths: Mapping[str, Path]) -> None:
         """Read the columns of the small tables that a list shows, and the tasks of the user's own suites; a missing
@@ -238,7 +235,19 @@ class Reader:
         return next(iter(self.dicts(sql, values)), None)
 
 
-def _scan(table: str, compacted: Sequence[str], small: Sequence[str], folder: str) -> str:
+def _query(table: str, files: StoreFiles, *, root: Path) -> str:
+    """The rows of a table of the index from these files."""
+    head, detail = FILES[table]
+    return FROM_FILES[table].format(
+        heads=_scan(head, files.heads(is_compacted=True), files.heads(is_compacted=False)),
+        details=_scan(detail, files.details(detail, is_compacted=True), files.details(detail, is_compacted=False)),
+        hidden=sql_list(sorted(files.rewritten)),
+        keys=sql_list(f"{file.details[detail]}\t{key}" for key, file in files.files.items()),
+        root=str(root),
+    )
+
+
+def _scan(table: str, compacted: Sequence[str], small: Sequence[str]) -> str:
     """All stored columns, with NULL for columns that older files lack; `path` is the file, `is_compacted` its kind."""
     parts = [f"SELECT *, '' AS path, false AS is_compacted FROM no_{table}"]  # noqa: S608 - our own names and paths
     for paths, is_compacted in ((compacted, "true"), (small, "false")):

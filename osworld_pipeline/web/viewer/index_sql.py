@@ -1,4 +1,4 @@
-"""The tables of the index, and the SQL that fills them from the store's files, which count updates from 0 (here the
+"""The tables of the index, and the queries that fill them from the store's files, which count updates from 0 (here the
 first is 1). `{heads}` and `{details}` are scans of new files, `{hidden}` the parts that were written again, `{keys}`
 the pairs of details and head."""
 
@@ -8,33 +8,7 @@ from osworld_pipeline.tables.views import NAMED_TASKS
 
 _STAGES = ", ".join(f"'{stage}'" for stage in Stage)
 
-TABLES = (
-    """
-    CREATE TABLE facts (
-        file VARCHAR, part VARCHAR, is_compacted BOOLEAN, episode_id VARCHAR, task_id VARCHAR, purpose VARCHAR,
-        checkpoint_id VARCHAR, stage_key VARCHAR, "update" INTEGER, group_id VARCHAR, seed BIGINT, attempt INTEGER,
-        outcome VARCHAR, error VARCHAR, fault VARCHAR, is_valid BOOLEAN, is_success BOOLEAN, task_reward DOUBLE,
-        shaped_reward DOUBLE, num_steps INTEGER, max_turns INTEGER, engine VARCHAR, temperature DOUBLE,
-        provider VARCHAR, image_digest VARCHAR, grader_version VARCHAR, source_dataset VARCHAR, started_at DOUBLE,
-        total_s DOUBLE, mlflow_run VARCHAR, dagster_run VARCHAR, suite VARCHAR, family VARCHAR, reading VARCHAR,
-        num_unread INTEGER, domain VARCHAR, instruction VARCHAR, stage VARCHAR,
-        suite_name VARCHAR, advantage DOUBLE
-    )
-    """,
-    """
-    CREATE TABLE grouped (
-        file VARCHAR, part VARCHAR, is_compacted BOOLEAN, group_id VARCHAR, task_id VARCHAR, checkpoint_id VARCHAR,
-        stage_key VARCHAR, "update" INTEGER, num_episodes INTEGER, num_valid INTEGER, num_successes INTEGER,
-        episode_ids VARCHAR[], shaped_rewards DOUBLE[], replay_row_id VARCHAR, fate VARCHAR, reason VARCHAR,
-        oldest_policy_version INTEGER
-    )
-    """,
-    """
-    CREATE TABLE injected (
-        file VARCHAR, part VARCHAR, is_compacted BOOLEAN, group_id VARCHAR, row_id VARCHAR, source_dataset VARCHAR,
-        reward DOUBLE, advantage DOUBLE, weight DOUBLE, kind VARCHAR, strategy VARCHAR
-    )
-    """,
+NAMES = (
     "CREATE TABLE union_tasks (task_id VARCHAR, domain VARCHAR, instruction VARCHAR, is_own BOOLEAN DEFAULT false)",
     """
     CREATE TABLE checkpoints (
@@ -43,10 +17,10 @@ TABLES = (
     )
     """,
 )
+"""The small tables, read as a whole."""
 
 # Suite and family as in the view `evals`. Numbers and ids are removed from faults, so that similar ones are grouped.
-FACTS_FROM_HEADS = f"""
-INSERT INTO facts BY NAME
+_FACTS = f"""
 WITH keys AS (
     SELECT split_part(pair, chr(9), 1) AS path, split_part(pair, chr(9), 2) AS file
     FROM (SELECT unnest({{keys}}) AS pair)
@@ -83,8 +57,7 @@ LEFT JOIN ({NAMED_TASKS}) t ON t.task_id = h.task_id AND (t.is_only OR t.domain 
 LEFT JOIN checkpoints c ON c.checkpoint_id = h.policy_key
 """  # noqa: S608 - our own names
 
-GROUPS_FROM_HEADS = """
-INSERT INTO grouped BY NAME
+_GROUPED = """
 SELECT
     replace(path, '{root}/rollout_groups/', '') AS file, part, is_compacted, group_id, task_id, checkpoint_id,
     stage_key, "update" + ("update" >= 0)::INTEGER AS "update", num_episodes, num_valid, num_successes, episode_ids,
@@ -92,8 +65,7 @@ SELECT
 FROM {heads} WHERE NOT (is_compacted AND part IN (SELECT unnest({hidden})))
 """
 
-INJECTIONS_FROM_DETAILS = """
-INSERT INTO injected BY NAME
+_INJECTED = """
 SELECT
     k.file, d.part, d.is_compacted, d.group_id, d.row_id, d.source_dataset, d.reward, d.advantage, d.weight, d.kind,
     d.strategy
@@ -104,6 +76,9 @@ JOIN (
 ) k ON k.path = d.path
 WHERE NOT (d.is_compacted AND d.part IN (SELECT unnest({hidden})))
 """
+
+FROM_FILES = {"facts": _FACTS, "grouped": _GROUPED, "injected": _INJECTED}
+"""The query of each table that is read from new files; its columns have the types of the store's."""
 
 NAMES_OF_TASKS = (
     """
