@@ -136,7 +136,7 @@ class LiveServers:
                 trust_env=False,  # a server has an explicit address; a proxy from the environment would be wrong
             )
         timeout = httpx.Timeout(LIMIT_S, read=silence_s)
-        token = self._own.get(url, self._token)
+        token = self._token if url in self._configured() else self._own.get(url)
         headers = {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
         request = self._http.stream("GET", f"{url}{path}", params=list(query), headers=headers, timeout=timeout)
         try:
@@ -185,7 +185,7 @@ class LiveServers:
 
     def _join_and_leave(self, tasks: dict[str, asyncio.Task[None]]) -> None:
         """Asks the servers that have come, and no longer those that have left every name."""
-        present = dict.fromkeys((*self._fixed, *(url for urls in self._found.values() for url in urls), *self._own))
+        present = dict.fromkeys((*self._configured(), *self._own))
         for url in [url for url in self._servers if url not in present]:
             log.info("the env server at %s has left", url)
             del self._servers[url]
@@ -195,6 +195,10 @@ class LiveServers:
             server = self._servers.setdefault(url, WatchedServer(url))
             if url not in tasks:
                 tasks[url] = asyncio.create_task(self._follow(server))
+
+    def _configured(self) -> tuple[str, ...]:
+        """The servers that have the token of the settings."""
+        return (*self._fixed, *(url for urls in self._found.values() for url in urls))
 
     async def _follow_own(self) -> None:
         while True:
