@@ -52,7 +52,7 @@ def test_columns_are_not_removed_or_narrowed(present: dict[str, Any], released: 
 
 
 def test_columns_change_only_with_the_schema_version(present: dict[str, Any], released: dict[str, Any]) -> None:
-    """A new column needs a `since` above SCHEMA_VERSION (columns/), so that older programs do not compact such files."""
+    """A new column needs a `since` above SCHEMA_VERSION (columns/), so that older programs leave the files alone."""
     if released["columns"] != present["columns"]:
         assert released["schema_version"] < present["schema_version"]
 
