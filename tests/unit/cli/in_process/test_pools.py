@@ -63,9 +63,11 @@ def test_it_is_said_for_whom_is_waited_once_and_when_it_is_over(instance: dg.Dag
     holder = hold(instance)
     said: list[str] = []
     free = instance.event_log_storage.free_concurrency_slots_for_run
-    threading.Timer(0.5, free, [holder]).start()
+    timer = threading.Timer(0.5, free, [holder])
+    timer.start()
     started = time.monotonic()
     wait_for_pools(instance, ["trainer"], state=STATE, say=said.append, poll_s=0.05)
+    timer.join()  # it still reads the database when the place is free
     assert time.monotonic() - started >= 0.4
     assert said == [
         f"waiting until a slot of the pool 'trainer' is free; run {holder[:8]} (retrain) holds it; "
