@@ -35,7 +35,8 @@ def process_file(folder: Path, name: str, data: bytes, *, mode: int = 0o644) -> 
     finally:
         with suppress(OSError):  # the next process removes it
             path.unlink(missing_ok=True)
-        held.release(remove=True)
+        with suppress(StoreError):  # another process took this one for dead, and removed its file
+            held.release(remove=True)
 
 
 def metrics_target(folder: Path, name: str, target: str, labels: Mapping[str, str]) -> AbstractContextManager[Path]:

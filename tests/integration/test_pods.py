@@ -135,13 +135,12 @@ def test_dagster_trains_in_jobs_and_repeats_a_run_whose_pod_is_lost(cluster: Pod
 
 
 def test_a_ray_cluster_trains_with_its_token_and_accepts_no_job_without(cluster: PodmanCluster, tmp_path: Path) -> None:
-    """The pods of the component ray, started with the command that KubeRay gives them."""
+    """The pods of the component ray. `ray start` has the parameters of their groups, as an operator gives them."""
     choose_ray(cluster)
     cluster.start("StatefulSet", "env-server", pod=NAMES[0])
     ray = cluster.document("RayCluster", "trainers")["spec"]
     workers, head = ray["workerGroupSpecs"][0], "trainers-head"
-    ports = "--dashboard-host=0.0.0.0 --metrics-export-port=8080"
-    play_ray(cluster, head, ray["headGroupSpec"], f"--head --num-cpus=0 {ports}", alias="trainers-head-svc")
+    play_ray(cluster, head, ray["headGroupSpec"], "--head", alias="trainers-head-svc")
     jobs = f"http://{cluster.address(head)}:8265/api/jobs/"
     until(lambda: answers(jobs), "Ray's head", lambda: cluster.log(head, "ray"))
     play_ray(cluster, "trainers-worker", workers, "--address=trainers-head-svc:6379 --num-cpus=4")
@@ -174,10 +173,11 @@ def choose_ray(cluster: PodmanCluster) -> None:
 
 def play_ray(cluster: PodmanCluster, pod: str, group: dict[str, Any], options: str, *, alias: str = "") -> None:
     """On this machine, which has neither the processors nor the GPUs that its group requests."""
+    parameters = " ".join(f"--{name}={value}" for name, value in group["rayStartParams"].items())
     spec = group["template"]["spec"]
     (container,) = spec["containers"]
     del container["resources"]
-    container["command"] = ["bash", "-c", f"exec ray start {options} --block"]
+    container["command"] = ["bash", "-c", f"exec ray start {options} {parameters} --block"]
     spec["volumes"] = [one for one in spec["volumes"] if one["name"] != "shm"]
     container["volumeMounts"] = [one for one in container["volumeMounts"] if one["name"] != "shm"]
     cluster.play(pod, spec, alias=alias)
