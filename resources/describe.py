@@ -81,7 +81,12 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("OSWORLD_SANDBOX_TOKEN", "env server", "the token of a gateway of remote sandboxes"),
     ("WINDOWS_ADMIN_PASSWORD", "env server", "the password for the login of a Windows image"),
     ("OSGYM_ALLOWED_IPS", "env server", "addresses and networks that may use OSGym's worker ports, comma-separated"),
-    ("OSWORLD_STATE", "pipeline, Dagster", "the state folder, unless set by `--state` or the resource `state`"),
+    (
+        "OSWORLD_STATE",
+        "pipeline, Dagster, node of Ray or another queue",
+        "the state folder, unless set by `--state` or the resource `state`; on a node, where the state is mounted, if "
+        "not at the launcher's path",
+    ),
     (
         "OSWORLD_DEPLOYMENT",
         "Dagster, pipeline",

@@ -28,6 +28,7 @@ from osworld_pipeline.runs.launch.mailbox import (
     orphaned_mailboxes,
     remove_orphan,
 )
+from osworld_pipeline.runs.launch.queued_job import job_arguments, log_path
 from osworld_pipeline.runs.messages import Last, Report, Result, Started, Waiting
 from osworld_pipeline.runs.placement import Placement, RayDesktops
 from resources.program_launcher import ProgramLauncher
@@ -101,7 +102,6 @@ class QueueLauncher(ProgramLauncher):
                 allow_retries=False,
             )
         state.logs.mkdir(parents=True, exist_ok=True)
-        log_path = state.logs / f"{program}.log"
         request = Request(
             name=f"{program}-{uuid4().hex[:12]}",
             program=program,
@@ -118,10 +118,14 @@ class QueueLauncher(ProgramLauncher):
                 mailbox.put_job({**job, **self.job_additions()})
                 mailbox.beat()
                 run = _Run(self, context, queue, mailbox, program, on_message)
-                arguments = [program, str(mailbox.folder), str(num_processes), str(self.lost_after_s), str(log_path)]
+                arguments = job_arguments(
+                    state, mailbox, program, num_ranks=num_processes, lost_after_s=self.lost_after_s
+                )
                 try:
                     queue.submit(request.name, self.job_module(), arguments)
-                    context.log.info(f"{program} is the job {request.name} of {queue.place} and writes to {log_path}")
+                    context.log.info(
+                        f"{program} is the job {request.name} of {queue.place} and writes to {log_path(state, program)}"
+                    )
                     lost = run.listen()
                     last = run.last
                 except BaseException as error:
@@ -135,7 +139,7 @@ class QueueLauncher(ProgramLauncher):
             return last.result
         if last is not None:
             raise dg.Failure(last.message, allow_retries=last.retryable)
-        raise dg.Failure(f"{lost}; see {log_path}", allow_retries=True)
+        raise dg.Failure(f"{lost}; see {log_path(state, program)}", allow_retries=True)
 
 
 @dataclass

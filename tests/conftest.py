@@ -16,14 +16,17 @@ from osworld_pipeline.recipes.schema import TinyModelSection
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 SECONDS = {
-    "test_real_shapes": 370, "test_qemu_desktop": 300, "test_evaluate_command": 180, "test_demo_kills": 140,
-    "test_suite_oracles": 130, "test_ray_launcher": 120, "test_collect_command": 110, "test_gpu_smoke": 100,
-    "test_local_desktop": 90, "test_two_states": 90, "test_exactness": 80, "test_real_osworld_tasks": 60,
-    "test_two_ranks": 60, "test_person_demonstration": 120, "test_person_takeover": 40,
-    "test_gateway": 50, "test_verified_replay": 40, "test_env_server_faults": 40, "test_reference_surfaces": 40,
-    "test_push_and_pull": 40, "test_parity_probe": 40, "test_gspo_phase": 40, "test_training_gspo_learns": 30,
-    "test_training_sft_resume": 30, "test_tiny_pretraining": 30, "test_migration": 30, "test_released_states": 40,
-    "test_released_state_goes_on": 90,
+    "test_real_shapes": 340, "test_qemu_desktop": 350, "test_ray_placement": 220, "test_suite_oracles": 210,
+    "test_ray_launcher": 190, "test_evaluate_command": 170, "test_wheel": 140, "test_demo_kills": 130,
+    "test_released_state_goes_on": 120, "test_hostile_policy": 110, "test_gpu_smoke": 100,
+    "test_person_demonstration": 100, "test_collect_command": 100, "test_two_states": 90, "test_sglang_broadcast": 80,
+    "test_local_desktop": 75, "test_env_server": 70, "test_gspo_phase": 60, "test_parity_probe": 60,
+    "test_kept_cases": 60, "test_server_changes": 60, "test_exactness": 60, "test_settling": 55, "test_viewer": 55,
+    "test_gateway": 45, "test_live_page": 45, "test_migration": 40, "test_state_without_locks": 40,
+    "test_status_page": 40, "test_host_faults": 35, "test_push_and_pull": 35, "test_reference_surfaces": 35,
+    "test_command_line": 35, "test_released_states": 35, "test_training_sft_resume": 35, "test_kubernetes": 35,
+    "test_parity_servers": 35, "test_equal_answers": 30, "test_compaction": 30, "test_env_server_faults": 30,
+    "test_machine_answers": 30, "test_tracking": 30, "test_verified_replay": 30, "test_two_ranks": 30,
 }  # fmt: skip
 """About what the longest files take on two cores beside two others (`make test` tells the longest tests)."""
 IS_ONE_OF_SEVERAL_WORKERS = "PYTEST_XDIST_WORKER" in os.environ

@@ -13,6 +13,7 @@ import httpx
 from env_server.driving.download_cache import DEFAULT_MAX_BYTES, DownloadCache
 from env_server.settings import TaskLimits
 from osworld_pipeline.errors import SetupError
+from osworld_pipeline.wire.certificates import trusted_certificates
 
 MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -38,7 +39,9 @@ class Downloader:
         self._cache: DownloadCache | None = None
         self._fetching: dict[str, asyncio.Task[None]] = {}
         # A site without direct internet access configures a proxy in the environment, so httpx reads it from there.
-        self._http = httpx.AsyncClient(transport=transport, timeout=limits.download_timeout_s)
+        self._http = httpx.AsyncClient(
+            transport=transport, timeout=limits.download_timeout_s, verify=trusted_certificates()
+        )
 
     async def fetch(self, url: str) -> bytes:
         """

@@ -1,6 +1,6 @@
 """The state folder of a pipeline (`var/`); all paths below it are defined here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 DEFAULT_STATE = "var"
@@ -14,6 +14,8 @@ REMOTE_VARIABLE = "OSWORLD_STATE_REMOTE"
 @dataclass(frozen=True)
 class StateDir:
     root: Path
+    name: str = field(default="", compare=False)
+    """Given by the host that started the run, if this host may have the folder at another mount."""
 
     @property
     def catalog(self) -> Path:

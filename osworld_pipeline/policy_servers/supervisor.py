@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 
 from osworld_pipeline.domain.parent import dies_with_parent
+from osworld_pipeline.wire.certificates import trusted_certificates
 
 POLL_S = 0.25
 PING_S, PING_LIMIT_S = 10.0, 10.0
@@ -144,7 +145,7 @@ class _Server:
     async def until_ready(self, limit_s: float) -> str:
         """Why it did not become ready; empty if it did."""
         until = time.monotonic() + limit_s
-        async with httpx.AsyncClient(trust_env=False, timeout=PING_LIMIT_S) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=PING_LIMIT_S, verify=trusted_certificates()) as client:
             while time.monotonic() < until:
                 if self._process.returncode is not None:
                     return self._ended()
@@ -157,7 +158,7 @@ class _Server:
     async def until_unwell(self) -> str:
         """Waits until it has ended or stopped answering; returns which."""
         num_failed = 0
-        async with httpx.AsyncClient(trust_env=False, timeout=PING_LIMIT_S) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=PING_LIMIT_S, verify=trusted_certificates()) as client:
             while num_failed < MAX_FAILED_PINGS:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PING_S):

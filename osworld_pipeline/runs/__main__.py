@@ -14,15 +14,14 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError, RecipeError
 from osworld_pipeline.runs.messages import Failed, Message, Report, Result, problems_in
 from osworld_pipeline.runs.metrics.serving import observed_program
 from osworld_pipeline.runs.parent import die_with_parent
+from osworld_pipeline.runs.shared_state import state_of
 from osworld_pipeline.wire.tracing import start_tracing
 
 PROGRAMS: Mapping[str, str] = {
@@ -104,7 +103,7 @@ def run_program(program: str, job: dict[str, Any], report: Report) -> int:
         from osworld_pipeline.store.merging import merge_parts
         from osworld_pipeline.store.packing import pack_some
 
-        state = StateDir(Path(job["state_root"]))
+        state = state_of(job)
         merge_parts(state.trajectories)
         pack_some(state)
     report(Result(result=result))

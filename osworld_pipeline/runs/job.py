@@ -46,6 +46,8 @@ class Job(_Input):
 
     recipe: Recipe
     state_root: Path
+    state_name: str = ""
+    """See StateDir.name."""
     run_ids: Mapping[str, str] = Field(default_factory=dict)
     parent_pid: int | None = None
     """The program ends when this process ends; set by the launcher."""
@@ -54,7 +56,7 @@ class Job(_Input):
 
     @property
     def state(self) -> StateDir:
-        return StateDir(self.state_root)
+        return StateDir(self.state_root, self.state_name)
 
     @property
     def placement(self) -> Placement:

@@ -7,6 +7,8 @@ from itertools import chain
 
 import httpx
 
+from osworld_pipeline.wire.certificates import trusted_certificates
+
 POOL_SIZE = 8
 """Concurrent requests of a pool."""
 
@@ -30,7 +32,7 @@ class PooledTransport(httpx.AsyncBaseTransport):
     except the first. So the connections of few requests are used again, and those of many do not stay open."""
 
     def __init__(self) -> None:
-        self._verify = httpx.create_ssl_context()  # takes 20 ms: once for all pools
+        self._verify = trusted_certificates()
         self._limits = httpx.Limits(max_connections=None, max_keepalive_connections=POOL_SIZE)
         self._pools: dict[tuple[str, str, int | None], list[_Pool]] = {}
         """Pools by scheme, host and port."""

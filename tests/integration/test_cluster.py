@@ -64,6 +64,7 @@ NODES: Mapping[str, Mapping[str, float]] = {
     "desks-2": {"rollouts": 1, "desktop": 4},
 }
 """By host, what Ray counts on it."""
+STATE_OF_NODES = "/tmp/state"
 RESOURCES: Mapping[str, Any] = {
     "recipe": {"config": {"name": "smoke", "settings": list(SETTINGS)}},
     "launcher": {
@@ -96,7 +97,8 @@ MAKE_BUCKET = "import boto3; boto3.client('s3', region_name='us-east-1').create_
 
 class Team:
     """The hosts of a team: `head` has Dagster, Postgres, MLflow, the object store and Ray's head; see NODES for Ray's
-    nodes; `sampler` has an sglang server. Dagster's project and the state are in the shared folder."""
+    nodes; `sampler` has an sglang server. Dagster's project and the state are in the shared folder. Ray's nodes have
+    the state at a mount of their own, and nothing where Dagster's host has it."""
 
     def __init__(self, hosts: Network) -> None:
         self.network = hosts
@@ -104,7 +106,8 @@ class Team:
         self.state = StateDir(self.project / "var")
         self._token = hosts.shared / "token"
         self._token.write_text(secrets.token_hex(32))
-        self._hosts = {name: hosts.add(name) for name in ("head", *NODES, "sampler")}
+        self.state.root.mkdir(parents=True)
+        self._hosts = {name: self._add(name) for name in ("head", *NODES, "sampler")}
         self.head = self._hosts["head"]
         self.began = time.monotonic()
 
@@ -161,7 +164,8 @@ class Team:
 
     def start_node(self, name: str) -> None:
         resources = json.dumps(dict(NODES[name]))
-        node = self._start_ray(self._hosts[name], "--address=head:6379", "--num-cpus=2", f"--resources={resources}")
+        options = ("--address=head:6379", "--num-cpus=2", f"--resources={resources}")
+        node = self._start_ray(self._hosts[name], *options, OSWORLD_STATE=STATE_OF_NODES)
         node.wait_for("Ray runtime started", START_LIMIT_S)
 
     def start_sampler(self) -> Running:
@@ -186,7 +190,7 @@ class Team:
     def cut_power(self, name: str) -> None:
         self._hosts[name].switch_off()
         self.say(f"{name} loses its power")
-        self._hosts[name] = self.network.add(name)
+        self._hosts[name] = self._add(name)
 
     def ask(self, sql: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in run_query(self.state, sql).rows]
@@ -201,6 +205,15 @@ class Team:
         )
         return json.loads(listed.splitlines()[-1])
 
+    def _add(self, name: str) -> Host:
+        host = self.network.add(name)
+        if name in NODES:
+            here = str(self.state.root)
+            host.run("mkdir", STATE_OF_NODES)
+            host.run("mount", "--bind", here, STATE_OF_NODES)
+            host.run("mount", "-t", "tmpfs", "-o", "ro", "tmpfs", here)
+        return host
+
     def _start_postgres(self) -> Running:
         programs, folder = postgres_folder(), self.head.folder / "tmp" / "postgres"
         folder.mkdir()
@@ -210,9 +223,11 @@ class Team:
         options = ["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off", "-k", "/tmp/postgres"]
         return self.head.start(*as_ordinary_user([str(programs / "postgres"), "-D", data, *options]))
 
-    def _start_ray(self, host: Host, *options: str) -> Running:
+    def _start_ray(self, host: Host, *options: str, **variables: str) -> Running:
         command = start_command("--object-store-memory=100000000", *options, "--block")
-        return host.start(*command, f"--node-ip-address={host.address}", environment=self.ray_environment)
+        return host.start(
+            *command, f"--node-ip-address={host.address}", environment={**self.ray_environment, **variables}
+        )
 
 
 LIST_RUNS = """

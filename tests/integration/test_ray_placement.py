@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 from command_runs import LIMIT_S, SETTINGS, answer, asked, run, start, with_instance_settings
-from launches import environment, finish, start_launch, wait_until
+from launches import environment, finish, new_mark, start_launch, wait_until
 from pydantic import TypeAdapter
 from test_verified_replay import ITEMS, RECIPE, recorded, replay_row, write_tables
 from trace_collector import Collector, collecting_traces
@@ -58,12 +58,14 @@ class Nodes:
     def launcher(self, **settings: Any) -> dict[str, Any]:
         return {"ray": {"address": self.url, "token": self.token, "python": sys.executable} | settings}
 
-    def add(self, resources: dict[str, float]) -> None:
-        """One more node, without CPUs."""
-        options = (f"--address={self._ray.address}", "--num-cpus=0", f"--resources={json.dumps(resources)}")
+    def add(
+        self, resources: dict[str, float], *, num_cpus: int = 0, inside: Sequence[str] = (), **variables: str
+    ) -> None:
+        """One more node. `inside`: a command that starts it; `variables`: of its environment."""
+        options = (f"--address={self._ray.address}", f"--num-cpus={num_cpus}", f"--resources={json.dumps(resources)}")
         subprocess.run(
-            start_command("--object-store-memory=100000000", *options),
-            env=environment() | self._ray.variables,
+            [*inside, *start_command("--object-store-memory=100000000", *options)],
+            env=environment() | self._ray.variables | variables,
             stdout=subprocess.DEVNULL,  # inherited by the node, so that a pipe would stay open
             stderr=subprocess.DEVNULL,
             check=True,
@@ -130,10 +132,11 @@ def nodes(traces: Collector) -> Iterator[Nodes]:
 
 
 def deployment(
-    folder: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, desktops: dict[str, Any] | None = None
+    folder: Path, nodes: Nodes, monkeypatch: pytest.MonkeyPatch, desktops: dict[str, Any] | None = None, **settings: Any
 ) -> Path:
-    """A folder whose commands run their programs on the nodes; with `desktops`, also these."""
-    resources = {"launcher": {"config": {"runs_on": nodes.launcher(**ACTORS)}}}
+    """A folder whose commands run their programs on the nodes; with `desktops`, also these. `settings`: of the
+    launcher."""
+    resources = {"launcher": {"config": {"runs_on": nodes.launcher(**ACTORS | settings)}}}
     if desktops is not None:
         resources["desktops"] = {"config": {"ray": desktops}}
     (folder / "deployment.yaml").write_text(yaml.safe_dump({"resources": resources}))
@@ -190,6 +193,46 @@ async def test_demonstrations_are_verified_by_actors(nodes: Nodes, tmp_path: Pat
     assert returned["result"] == {"num_verified": 2, "num_failed": 0, "num_open": 0}
     assert {one.reward for one in read_record(state)} == {1.0}
     assert nodes.num_actors() == before + ACTORS["num_rollout_actors"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount needs root")
+def test_a_program_on_a_node_without_the_state_fails_and_says_so(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.add({"blind": 1}, num_cpus=1, inside=with_mount_elsewhere(tmp_path / "var", tmp_path / "mnt"))
+    on = nodes.launcher(resources_per_rank={"blind": 1.0})
+    failed = finish(start_launch(tmp_path / "var", on, "launched.placed", {}))[-1]
+    assert f"StoreError: the state folder of this run is not at {tmp_path / 'var'} on host" in failed["message"]
+
+
+def with_mount_elsewhere(state: Path, elsewhere: Path) -> list[str]:
+    """Runs a command that has the folder at another path, where its own path is an empty folder."""
+    state.mkdir()
+    elsewhere.mkdir()
+    mount = 'mount --bind "$1" "$2" && mount -t tmpfs tmpfs "$1" && shift 2 && exec "$@"'
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", mount, "sh", str(state), str(elsewhere)]
+
+
+@pytest.mark.desktop
+@pytest.mark.skipif(os.geteuid() != 0, reason="a mount needs root")
+def test_a_node_may_have_the_state_at_another_mount(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "mnt"
+    inside = with_mount_elsewhere(tmp_path / "var", elsewhere)
+    nodes.add({"elsewhere": 2}, num_cpus=3, inside=inside, OSWORLD_STATE=str(elsewhere))
+    there = {"resources_per_rollout_actor": {"elsewhere": 1.0}, "resources_per_rank": {"elsewhere": 1.0}}
+    here = deployment(tmp_path, nodes, monkeypatch, **there)
+    collected = answer(here, "collect", *SETTINGS, "--oracle", "--max-tasks", "2")
+    assert collected["num_episodes"] == collected["num_success"] == 2
+    assert nodes.having("elsewhere") <= nodes.nodes_of_actors()
+    blobs = BlobStore(StateDir(here / "var").blobs)
+    screenshots = asked(here, "SELECT DISTINCT screenshot_sha256 FROM steps")
+    assert all(blobs.read(sha256).startswith(b"\x89PNG") for (sha256,) in screenshots)
+    for act, num_processes, result in (("sum", 1, {"sum": 3}), ("sum_of_ranks", 2, {"sum": 3.0, "world_size": 2})):
+        job = {"act": act, "numbers": [1, 2], "mark": new_mark()}
+        on = nodes.launcher(resources_per_rank={"elsewhere": 1.0})
+        launch = start_launch(here / "var", on, "launched.program", job, num_processes=num_processes)
+        returned = finish(launch)[-1]
+        assert returned["result"].items() >= result.items()
 
 
 def on_screens(folder: Path, **settings: Any) -> dict[str, Any]:

@@ -9,16 +9,43 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
 from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_STOPPED, Stopped, program_module, run_program, stop
-from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter, remove_orphan, watched_launcher
+from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter, mailbox_folder, remove_orphan, watched_launcher
 from osworld_pipeline.runs.messages import Started
+from osworld_pipeline.runs.shared_state import SharedState, job_here
 
-RunRanks = Callable[[str, dict[str, Any], Mailbox, int], int]
-"""Runs a program (its name, its job, its mailbox, its number of ranks); returns the exit status."""
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedRun:
+    """A program, as its job runs it."""
+
+    program: str
+    job: dict[str, Any]
+    state: StateDir
+    """Where this host has it."""
+    mailbox: Mailbox
+    num_ranks: int
+
+
+RunRanks = Callable[[QueuedRun], int]
+"""Returns the exit status."""
+
+
+def log_path(state: StateDir, program: str) -> Path:
+    """The output of its last job."""
+    return state.logs / f"{program}.log"
+
+
+def job_arguments(state: StateDir, mailbox: Mailbox, program: str, *, num_ranks: int, lost_after_s: float) -> list[str]:
+    """Arguments of this module for a job on another host. `lost_after_s`: seconds of silence after which the launcher
+    counts as dead. Raises StoreError."""
+    return [program, mailbox.name, str(num_ranks), str(lost_after_s), SharedState.of(state).to_text()]
 
 
 def main(argv: list[str]) -> int:
@@ -26,13 +53,16 @@ def main(argv: list[str]) -> int:
 
 
 def run_queued(argv: list[str], run_ranks: RunRanks) -> int:
-    """`argv`: program, mailbox folder, number of ranks, seconds of silence after which the launcher counts as dead, log
-    file."""
-    program, mailbox, num_ranks = argv[0], Mailbox(Path(argv[1])), int(argv[2])
-    lost_after_s, log_path = float(argv[3]), Path(argv[4])
+    """`argv`: of `job_arguments`."""
+    program, mailbox_name, num_ranks, lost_after_s, shared = argv[0], argv[1], int(argv[2]), float(argv[3]), argv[4]
     if program_module(program) is None:
         print(f"there is no program {program}", file=sys.stderr)
         return EXIT_FATAL
+    try:
+        state = SharedState.from_text(shared).here()
+    except PipelineError as error:
+        return _refuse(error)
+    mailbox = Mailbox(mailbox_folder(state, mailbox_name))
     signal.signal(signal.SIGTERM, stop)
     is_lost = threading.Event()
 
@@ -49,13 +79,13 @@ def run_queued(argv: list[str], run_ranks: RunRanks) -> int:
         timer.start()
 
     try:
-        job = mailbox.take_job()
-        _write_to(log_path)
+        job = job_here(mailbox.take_job(), state)
+        _write_to(log_path(state, program))
+        run = QueuedRun(program=program, job=job, state=state, mailbox=mailbox, num_ranks=num_ranks)
         with watched_launcher(mailbox, lost_after_s=lost_after_s, on_stop=ask, on_lost=give_up):
-            return run_ranks(program, job, mailbox, num_ranks)
+            return run_ranks(run)
     except PipelineError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return EXIT_FATAL
+        return _refuse(error)
     except Stopped:
         return EXIT_STOPPED
     finally:
@@ -63,18 +93,23 @@ def run_queued(argv: list[str], run_ranks: RunRanks) -> int:
             remove_orphan(mailbox.folder)
 
 
-def run_alone(program: str, job: dict[str, Any], mailbox: Mailbox, num_ranks: int) -> int:
+def run_alone(run: QueuedRun) -> int:
     """Runs the program in this process."""
-    assert num_ranks == 1, "checked by the launcher"
-    writer = MessageWriter(mailbox)
+    assert run.num_ranks == 1, "checked by the launcher"
+    writer = MessageWriter(run.mailbox)
     writer.report(Started())
-    return run_program(program, job, writer.report)
+    return run_program(run.program, run.job, writer.report)
 
 
-def _write_to(log_path: Path) -> None:
+def _refuse(error: PipelineError) -> int:
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    return EXIT_FATAL
+
+
+def _write_to(path: Path) -> None:
     """Redirects the output to the log in the state folder, because a queue may keep it on the machine of the job."""
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(log_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -5,15 +5,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, replace
 
-from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.runs.__main__ import EXIT_RETRYABLE, stop
-from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter
-from osworld_pipeline.runs.launch.queued_job import run_alone, run_queued
+from osworld_pipeline.runs.launch.mailbox import MessageWriter
+from osworld_pipeline.runs.launch.queued_job import QueuedRun, run_alone, run_queued
 from osworld_pipeline.runs.messages import Failed, Report, Waiting
 from osworld_pipeline.runs.placement import RayDesktops, RayShare
 from osworld_pipeline.runs.rollouts.ray_desktops import ray_desktops
@@ -24,24 +21,24 @@ def main(argv: list[str]) -> int:
     return run_queued(argv, run_ranks)
 
 
-def run_ranks(program: str, job: dict[str, Any], mailbox: Mailbox, num_ranks: int) -> int:
+def run_ranks(run: QueuedRun) -> int:
     """One rank runs in this process, which connects to Ray if it has ranks, actors or desktops there."""
-    share, desktops = RayShare.model_validate(job.get("ray") or {}), RayDesktops.of_job(job)
-    if num_ranks == 1 and not share.num_rollout_actors and desktops is None:
-        return run_alone(program, job, mailbox, num_ranks)
+    share, desktops = RayShare.model_validate(run.job.get("ray") or {}), RayDesktops.of_job(run.job)
+    if run.num_ranks == 1 and not share.num_rollout_actors and desktops is None:
+        return run_alone(run)
     import ray
 
     ray.init(log_to_driver=True)
     signal.signal(signal.SIGTERM, stop)  # replaces Ray's handler
     try:
         if desktops is None:
-            return _run_connected(program, job, mailbox, num_ranks)
-        report = MessageWriter(mailbox).report
+            return _run_connected(run)
+        report = MessageWriter(run.mailbox).report
         try:
-            with _desktops(job, desktops, report, limit_s=share.start_timeout_s) as with_desktops:
-                if num_ranks > 1:
-                    report(Waiting(resources=f"{share.rank} for each of {num_ranks} ranks"))
-                return _run_connected(program, with_desktops, mailbox, num_ranks)
+            with _desktops(run, desktops, report, limit_s=share.start_timeout_s) as with_desktops:
+                if run.num_ranks > 1:
+                    report(Waiting(resources=f"{share.rank} for each of {run.num_ranks} ranks"))
+                return _run_connected(with_desktops)
         except EnvServerError as error:
             report(Failed(type=type(error).__name__, message=str(error), retryable=True))
             return EXIT_RETRYABLE
@@ -49,24 +46,22 @@ def run_ranks(program: str, job: dict[str, Any], mailbox: Mailbox, num_ranks: in
         ray.shutdown()
 
 
-def _run_connected(program: str, job: dict[str, Any], mailbox: Mailbox, num_ranks: int) -> int:
-    if num_ranks == 1:
-        return run_alone(program, job, mailbox, num_ranks)
+def _run_connected(run: QueuedRun) -> int:
+    if run.num_ranks == 1:
+        return run_alone(run)
     from osworld_pipeline.runs.launch.ray_train import train
 
-    return train(program, job, mailbox, num_ranks=num_ranks)
+    return train(run)
 
 
 @contextmanager
-def _desktops(
-    job: dict[str, Any], desktops: RayDesktops, report: Report, *, limit_s: float
-) -> Iterator[dict[str, Any]]:
-    """The job with the URLs of its desktops. Raises EnvServerError."""
+def _desktops(run: QueuedRun, desktops: RayDesktops, report: Report, *, limit_s: float) -> Iterator[QueuedRun]:
+    """The run with the URLs of its desktops. Raises EnvServerError."""
     resources = f"{desktops.server(desktops.sizes[0])} for each of {len(desktops.sizes)} env servers"
     report(Waiting(resources=resources, has_limit=True))
-    state, token = StateDir(Path(job["state_root"])), job["servers"].get("token")
-    with ray_desktops(desktops, state, report, token=token, timeout_s=limit_s) as servers:
-        yield {**job, "servers": asdict(servers)}
+    token = run.job["servers"].get("token")
+    with ray_desktops(desktops, run.state, report, token=token, timeout_s=limit_s) as servers:
+        yield replace(run, job={**run.job, "servers": asdict(servers)})
 
 
 if __name__ == "__main__":

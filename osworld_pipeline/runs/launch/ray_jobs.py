@@ -15,6 +15,7 @@ from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.runs.launch.job_queue import JobStatus, wait_for_end
 from osworld_pipeline.runs.launch.local_ray import RayCluster
 from osworld_pipeline.runs.placement import RayResources
+from osworld_pipeline.wire.certificates import trusted_certificates
 
 REQUEST_TIMEOUT_S = 30.0
 SUBMIT_TIMEOUT_S = 120.0
@@ -44,7 +45,9 @@ class RayJobs:
         self._python = python
         self._env_vars, self._metadata = dict(env_vars), dict(metadata)
         headers = {"Authorization": f"Bearer {cluster.token}"} if cluster.token else {}
-        self._client = httpx.Client(base_url=self.url, headers=headers, timeout=REQUEST_TIMEOUT_S)
+        self._client = httpx.Client(
+            base_url=self.url, headers=headers, timeout=REQUEST_TIMEOUT_S, verify=trusted_certificates()
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -80,10 +83,9 @@ class RayJobs:
             message = "the cluster has no such job: its head was restarted"
             return JobStatus(status=MISSING, message=message, has_ended=True)
         answer: dict[str, Any] = response.json()
-        message = str(answer.get("message") or "").strip()
         return JobStatus(
             status=answer["status"],
-            message=message.splitlines()[0] if message else "",
+            message=_one_line(str(answer.get("message") or "")),
             has_ended=answer["status"] in ENDED,
         )
 
@@ -117,3 +119,11 @@ class RayJobs:
                 f"{said[-1] if said else 'nothing'}"
             )
         return response
+
+
+def _one_line(message: str) -> str:
+    """The first line, with the last line of the output that it announces."""
+    lines = message.strip().splitlines()
+    if len(lines) > 1 and lines[0].endswith(":"):
+        return f"{lines[0]} {lines[-1]}"
+    return lines[0] if lines else ""

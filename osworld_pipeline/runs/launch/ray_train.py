@@ -3,13 +3,15 @@ torchrun's variables set; the program opens the process group, as under torchrun
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.errors import StoreError
 from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_RETRYABLE, run_program
-from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter
+from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter, mailbox_folder
+from osworld_pipeline.runs.launch.queued_job import QueuedRun
 from osworld_pipeline.runs.messages import Failed, Message, Started
 from osworld_pipeline.runs.placement import RayShare
+from osworld_pipeline.runs.shared_state import SharedState, job_here
 
 
 class RankFailedError(Exception):
@@ -21,24 +23,31 @@ class RankFailedError(Exception):
         self.retryable = retryable
 
 
-def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: int) -> int:
-    """Runs `program` as `num_ranks` ranks to its end; returns the exit status. Rank 0 reports; if a rank fails, the
+def train(run: QueuedRun) -> int:
+    """Runs the program as several ranks to its end; returns the exit status. Rank 0 reports; if a rank fails, the
     last message names the rank and the reason. This process must be connected to Ray."""
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
     from ray.train.v2.api.exceptions import TrainingFailedError
 
-    rank = RayShare.model_validate(job.get("ray") or {}).rank
+    rank = RayShare.model_validate(run.job.get("ray") or {}).rank
     trainer = TorchTrainer(
         run_rank,
         # By reference: Ray shows the configuration to its users, but not the job.
-        train_loop_config={"program": program, "job": ray.put(dict(job)), "mailbox": str(mailbox.folder)},
+        train_loop_config={
+            "program": run.program,
+            "job": ray.put(dict(run.job)),
+            "mailbox": run.mailbox.name,
+            "state": SharedState.of(run.state).to_text(),
+        },
         torch_config=torchrun_config(),
-        scaling_config=ScalingConfig(num_workers=num_ranks, use_gpu=rank.gpus > 0, resources_per_worker=rank.bundle()),
+        scaling_config=ScalingConfig(
+            num_workers=run.num_ranks, use_gpu=rank.gpus > 0, resources_per_worker=rank.bundle()
+        ),
         run_config=RunConfig(
             name="ranks",
-            storage_path=str(mailbox.folder.resolve()),  # else Ray creates a folder in the home folder
+            storage_path=str(run.mailbox.folder.resolve()),  # else Ray creates a folder in the home folder
             failure_config=FailureConfig(max_failures=0),
         ),
     )
@@ -46,8 +55,8 @@ def train(program: str, job: Mapping[str, Any], mailbox: Mailbox, *, num_ranks: 
         trainer.fit()
         return 0
     except TrainingFailedError as error:
-        message = explain_failure(program, num_ranks, error)
-        MessageWriter(mailbox).report(message)
+        message = explain_failure(run.program, run.num_ranks, error)
+        MessageWriter(run.mailbox).report(message)
         return EXIT_RETRYABLE if message.retryable else EXIT_FATAL
 
 
@@ -55,10 +64,14 @@ def run_rank(config: Mapping[str, Any]) -> None:
     """The main function of a worker. Raises RankFailedError."""
     import ray
 
-    job: dict[str, Any] = ray.get(config["job"])
+    try:
+        state = SharedState.from_text(config["state"]).here()
+    except StoreError as error:
+        raise RankFailedError(str(error), error.is_retryable) from error
+    job = job_here(ray.get(config["job"]), state)
     failures: list[Failed] = []
     is_main = os.environ["RANK"] == "0"
-    writer = MessageWriter(Mailbox(Path(config["mailbox"]))) if is_main else None
+    writer = MessageWriter(Mailbox(mailbox_folder(state, config["mailbox"]))) if is_main else None
     if writer is not None:
         writer.report(Started())
 

@@ -6,14 +6,13 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from osworld_pipeline.domain.remedies import how_to_set_up
-from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import DependencyError, StoreError
 from osworld_pipeline.process_files import metrics_target
 from osworld_pipeline.runs.messages import Info, Message, Report, Warned
+from osworld_pipeline.runs.shared_state import SharedState, state_of
 from osworld_pipeline.wire.cross_site import is_loopback
 from osworld_pipeline.wire.metrics_endpoint import PATH, MetricsAddress, metrics_address, metrics_server
 
@@ -30,8 +29,8 @@ class Endpoint:
     """Where a process serves its metrics. Picklable."""
 
     address: MetricsAddress
-    targets: Path | None
-    """The folder for the file that names the address; None without a state."""
+    state: SharedState | None
+    """Gets a file that names the address; None without a state."""
     checkpoint: str = ""
     """The checkpoint that the program makes; empty if it makes none."""
 
@@ -55,13 +54,13 @@ def observed_program(program: str, job: Mapping[str, Any], report: Report) -> It
     if address is None or os.environ.get("RANK", "0") != "0":
         yield report
         return
-    endpoint = Endpoint(
-        address=address,
-        targets=StateDir(Path(str(job["state_root"]))).metrics_targets if "state_root" in job else None,
-        checkpoint=str(job.get("checkpoint_id", "")),
-    )
     with ExitStack() as stack:
         try:
+            endpoint = Endpoint(
+                address=address,
+                state=SharedState.of(state_of(job)) if "state_root" in job else None,
+                checkpoint=str(job.get("checkpoint_id", "")),
+            )
             target = stack.enter_context(_serving(program, endpoint))
         except (DependencyError, StoreError) as error:
             report(Warned(message=str(error)))
@@ -109,9 +108,9 @@ def _serving(name: str, endpoint: Endpoint) -> Iterator[str]:
     metrics = ProgramMetrics(name, checkpoint=endpoint.checkpoint)
     with ExitStack() as stack:
         target = stack.enter_context(metrics_server(endpoint.address, metrics.text))
-        if endpoint.targets is not None:
+        if endpoint.state is not None:
             labels = {"program": name, "host": socket.gethostname()}
-            stack.enter_context(metrics_target(endpoint.targets, name, target, labels))
+            stack.enter_context(metrics_target(endpoint.state.here().metrics_targets, name, target, labels))
         Current.metrics, Current.endpoint = metrics, endpoint
         try:
             yield target

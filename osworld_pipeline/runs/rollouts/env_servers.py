@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from osworld_pipeline.agent.images import fit_size
-from osworld_pipeline.atomic_io import locked, remove_stale_temps, write_file
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
@@ -15,10 +14,8 @@ from osworld_pipeline.recipes import Recipe
 from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 from osworld_pipeline.runs.metrics.observing import watching_fleet
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
+from osworld_pipeline.runs.shared_state import state_name
 from osworld_pipeline.wire import EnvConfig
-
-STATE_ID = "state-id"
-LOCK_TIMEOUT_S = 10.0
 
 
 @asynccontextmanager
@@ -64,7 +61,7 @@ def env_config(recipe: Recipe) -> EnvConfig:
 def client_name(state: StateDir, purpose: str) -> Iterator[tuple[str, bool]]:
     """A name, and whether it is the one of this purpose in this state. No other live process has the same name: while
     another process holds the name of the purpose, this one gets a unique name."""
-    name = f"{purpose}@{_state_id(state)}"
+    name = f"{purpose}@{state_name(state)}"
     path = state.clients / f"{digest_json(purpose)[:16]}.lock"
     try:
         held = lock(path)
@@ -77,14 +74,3 @@ def client_name(state: StateDir, purpose: str) -> Iterator[tuple[str, bool]]:
         yield name, True
     finally:
         held.release(remove=True)
-
-
-def _state_id(state: StateDir) -> str:
-    """Distinguishes states at env servers that several states use, even if one is a copy of another."""
-    path = state.clients / STATE_ID
-    if not path.is_file():
-        with locked(path.with_suffix(".lock"), timeout_s=LOCK_TIMEOUT_S, error=StoreError, what="the state's id"):
-            if not path.is_file():
-                remove_stale_temps(path.parent)
-                write_file(path, uuid.uuid4().hex.encode())
-    return digest_json([path.read_text(), str(state.root.resolve())])[:12]

@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from osworld_pipeline.domain.episode import Episode
 from osworld_pipeline.domain.grounds import Grounds
-from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.protocols import GenerateRequest, GenerateResult, PolicyEngine
 from osworld_pipeline.recipes import Recipe
@@ -17,6 +16,7 @@ from osworld_pipeline.rollout.engines.sglang_weights import TrainedWeights
 from osworld_pipeline.rollout.run_episode import EpisodePlan, episode_runner
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.session import episode_settings, load_engine, rollout_session
+from osworld_pipeline.runs.shared_state import SharedState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class RecipeSession:
     """Opens the engine of the recipe: sglang servers by URL, or the actor's own engine with the weights."""
 
     recipe: Recipe
-    state: StateDir
+    shared: SharedState
     servers: EnvServers
     max_turns: int
     run: str
@@ -68,10 +68,12 @@ class RecipeSession:
     async def __call__(self, weights: Weights, purpose: str) -> AsyncIterator[ActorSession]:
         from osworld_pipeline.agent.processor import load_processor
 
+        state = await asyncio.to_thread(self.shared.here)
+        weights = self._here(weights)
         folder = weights.folder
         async with rollout_session(
             recipe=self.recipe,
-            state=self.state,
+            state=state,
             servers=self.servers,
             purpose=purpose,
             folder=folder,
@@ -84,7 +86,10 @@ class RecipeSession:
             run=self.run,
             is_probed=self.recipe.engine.kind == "sglang",  # by the program that starts the actors
         ) as session:
-            run_one = episode_runner(session.tools, episode_settings(self.recipe, max_turns=self.max_turns))
+            here, run_one = (
+                self._here,
+                episode_runner(session.tools, episode_settings(self.recipe, max_turns=self.max_turns)),
+            )
 
             class Session:
                 async def describe(self) -> Opened:
@@ -101,9 +106,19 @@ class RecipeSession:
                     return await session.engine.generate(request)
 
                 async def load_weights(self, weights: Weights) -> None:
+                    weights = here(weights)
                     assert weights.folder is not None, "only a trainer hands over weights"
                     await load_engine(
                         session.engine, weights.folder, weights.trained, policy_version=weights.policy_version
                     )
 
             yield Session()
+
+    def _here(self, weights: Weights) -> Weights:
+        """With their paths on this host. Raises StoreError."""
+        folder, trained = weights.folder, weights.trained
+        return replace(
+            weights,
+            folder=None if folder is None else self.shared.path_here(folder),
+            trained=None if trained is None else replace(trained, like=self.shared.path_here(trained.like)),
+        )

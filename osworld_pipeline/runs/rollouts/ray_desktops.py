@@ -13,7 +13,6 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
@@ -25,6 +24,7 @@ from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.keeper import Keeper
 from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError, answer_of, ask_to_stop, node_address
 from osworld_pipeline.runs.rollouts.server_process import STOP_GRACE_S, ServerProcess, env_server_process
+from osworld_pipeline.runs.shared_state import SharedState
 
 POLL_S = 0.5
 STOP_LIMIT_S = STOP_GRACE_S + SLACK_S
@@ -46,8 +46,9 @@ class EnvServerActor:
         """Returns as soon as a node has room for this actor."""
         return True
 
-    async def start(self, desktops: RayDesktops, size: int, token: str, log_path: Path) -> str:
-        """Returns its URL. Raises EnvServerError."""
+    async def start(self, desktops: RayDesktops, size: int, token: str, shared: SharedState, log: str) -> str:
+        """`log`: name of its log. Returns its URL. Raises EnvServerError, StoreError."""
+        state = await asyncio.to_thread(shared.here)
         folder = os.path.expanduser(desktops.folder)  # noqa: ASYNC240 - asks no disk
         process = env_server_process(
             [
@@ -55,7 +56,7 @@ class EnvServerActor:
                 *("--state-dir", folder, *desktops.options),
             ],
             token=token,
-            log_path=log_path,
+            log_path=state.logs / log,
             ready_timeout_s=desktops.ready_timeout_s,
             is_over=self._is_over,
         )
@@ -81,8 +82,8 @@ class EnvServerActor:
 class DesktopsActor:
     """Keeps the env servers of one program running."""
 
-    def __init__(self, desktops: RayDesktops, token: str, logs: Path) -> None:
-        start = _ServerStarter(desktops, token, logs)
+    def __init__(self, desktops: RayDesktops, token: str, state: StateDir) -> None:
+        start, logs = _ServerStarter(desktops, token, SharedState.of(state)), state.logs
         self._keeper = Keeper(len(desktops.sizes), start, kind="env server", error=EnvServerError)
         logs.mkdir(parents=True, exist_ok=True)
         logging.basicConfig(
@@ -105,8 +106,8 @@ class DesktopsActor:
 
 
 class _ServerStarter:
-    def __init__(self, desktops: RayDesktops, token: str, logs: Path) -> None:
-        self._desktops, self._token, self._logs = desktops, token, logs
+    def __init__(self, desktops: RayDesktops, token: str, shared: SharedState) -> None:
+        self._desktops, self._token, self._shared = desktops, token, shared
 
     async def __call__(self, number: int) -> "_RayServer":
         import ray
@@ -115,11 +116,11 @@ class _ServerStarter:
         actors: Any = ray.remote(EnvServerActor)
         resources = self._desktops.server(size).actor_options()
         actor = actors.options(**resources, scheduling_strategy="SPREAD", max_concurrency=MAX_CONCURRENCY).remote()
-        log_path = self._logs / f"env-server-{number}.log"
         try:
             await _answer(actor.is_placed.remote())
             try:
-                url = await _answer(actor.start.remote(self._desktops, size, self._token, log_path))
+                start = actor.start.remote(self._desktops, size, self._token, self._shared, f"env-server-{number}.log")
+                url = await _answer(start)
             except BaseException:
                 await ask_to_stop(actor, "stop", limit_s=STOP_LIMIT_S)
                 raise
@@ -185,7 +186,7 @@ def ray_desktops(
     actors: Any = ray.remote(DesktopsActor)
     keeper = actors.options(
         name=name, namespace=RAY_NAMESPACE, num_cpus=0, scheduling_strategy=here, max_concurrency=MAX_CONCURRENCY
-    ).remote(desktops, token, state.logs.resolve())
+    ).remote(desktops, token, state)
     try:
         try:
             urls = asyncio.run(_opened(keeper, timeout_s))

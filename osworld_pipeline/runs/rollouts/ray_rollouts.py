@@ -26,6 +26,7 @@ from osworld_pipeline.runs.rollouts.ray_actor import ActorSession, Opened, Recip
 from osworld_pipeline.runs.rollouts.ray_calls import SLACK_S, LostActorError
 from osworld_pipeline.runs.rollouts.ray_pool import ActorPool, open_pool
 from osworld_pipeline.runs.rollouts.session import ServedWeights, episode_settings, served_weights
+from osworld_pipeline.runs.shared_state import SharedState
 
 OpenWith = Callable[[Weights, str], AbstractAsyncContextManager[ActorSession]]
 """Opens an actor's session with weights and a client id."""
@@ -165,13 +166,14 @@ async def ray_rollouts(
     the weights. `engine`: replaces the recipe's engine; picklable.
 
     Raises:
+        StoreError: the state's id cannot be written.
         EngineError, EnvServerError: no actor starts, or the engine or the env servers do not answer, or fail the parity
             probe.
     """
     require_reachable_engine(recipe)
     open_with = RecipeSession(
         recipe=recipe,
-        state=state,
+        shared=SharedState.of(state),
         servers=servers,
         max_turns=max_turns,
         run=purpose,

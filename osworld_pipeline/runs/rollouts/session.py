@@ -31,6 +31,7 @@ from osworld_pipeline.runs.parity.probe import ParityReport, probe_parity
 from osworld_pipeline.runs.rollouts.embedded_server import EnvServers
 from osworld_pipeline.runs.rollouts.engine_kinds import EngineRequest, load_frozen, open_engine
 from osworld_pipeline.runs.rollouts.env_servers import open_env_client
+from osworld_pipeline.runs.shared_state import state_name
 from osworld_pipeline.store.trajectories import TrajectoryStore
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ async def served_weights(
 
 def _owner_of(state: StateDir, run: str) -> str:
     """The name under which policy servers know the engines of a run."""
-    return f"{state.root.resolve()}:{run}"
+    return f"{state_name(state)}:{run}"
 
 
 def episode_settings(recipe: Recipe, *, max_turns: int) -> EpisodeSettings:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageReader
+from osworld_pipeline.domain.state import STATE_VARIABLE, StateDir
+from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageReader, mailbox_folder
+from osworld_pipeline.runs.launch.queued_job import job_arguments
 from osworld_pipeline.runs.messages import Failed, Message, Result, Started
 
 TESTS = Path(__file__).resolve().parents[3]
@@ -17,11 +19,12 @@ PATIENCE_S = 60.0
 
 
 def start_job(folder: Path, job: dict[str, Any], *, lost_after_s: float) -> tuple[subprocess.Popen[bytes], Mailbox]:
-    mailbox = Mailbox(folder / "mailbox")
-    mailbox.folder.mkdir()
+    state = StateDir(folder)
+    mailbox = Mailbox(mailbox_folder(state, "job"))
+    mailbox.folder.mkdir(parents=True)
     mailbox.put_job({"mark": "ray-job", **job})
     mailbox.beat()
-    arguments = ["launched.program", str(mailbox.folder), "1", str(lost_after_s), str(folder / "program.log")]
+    arguments = job_arguments(state, mailbox, "launched.program", num_ranks=1, lost_after_s=lost_after_s)
     process = subprocess.Popen(
         [sys.executable, "-m", "osworld_pipeline.runs.launch.queued_job", *arguments],
         env={**os.environ, "PYTHONPATH": str(TESTS)},
@@ -84,12 +87,27 @@ def test_a_job_whose_launcher_is_silent_unwinds_and_takes_the_mailbox_along(tmp_
 def test_a_job_that_another_start_has_taken_is_an_error(tmp_path: Path):
     process, mailbox = start_job(tmp_path, {"act": "sum", "numbers": []}, lost_after_s=60)
     process.wait(PATIENCE_S)
-    arguments = ["launched.program", str(mailbox.folder), "1", "60", str(tmp_path / "program.log")]
-    again = subprocess.run(
+    again = start_again(job_arguments(StateDir(tmp_path), mailbox, "launched.program", num_ranks=1, lost_after_s=60))
+    assert again.returncode == 2
+    assert b"there is no job" in again.stderr
+
+
+def test_a_job_whose_host_does_not_have_the_state_says_so(tmp_path: Path):
+    (tmp_path / "there").mkdir()
+    state = StateDir(tmp_path / "there")
+    mailbox = Mailbox(mailbox_folder(state, "job"))
+    arguments = job_arguments(state, mailbox, "launched.program", num_ranks=1, lost_after_s=60)
+    state.root.rename(tmp_path / "elsewhere")
+    refused = start_again(arguments)
+    assert refused.returncode == 2
+    assert f"StoreError: the state folder of this run is not at {state.root} on host " in refused.stderr.decode()
+
+
+def start_again(arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
         [sys.executable, "-m", "osworld_pipeline.runs.launch.queued_job", *arguments],
+        env={name: value for name, value in os.environ.items() if name != STATE_VARIABLE},
         capture_output=True,
         timeout=PATIENCE_S,
         check=False,
     )
-    assert again.returncode == 2
-    assert b"there is no job" in again.stderr

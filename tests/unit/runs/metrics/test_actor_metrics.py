@@ -9,6 +9,7 @@ import pytest
 from scraped import samples_of, scrape, targets_in
 
 from osworld_pipeline.domain.episode import Outcome
+from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.rollout.utilisation import BusyMeter
 from osworld_pipeline.runs.metrics.observing import on_playback, watching_meter
 from osworld_pipeline.runs.metrics.serving import (
@@ -35,7 +36,7 @@ async def test_an_actor_serves_its_engine_at_a_free_port_while_its_session_is_op
 ) -> None:
     endpoint = endpoint_under("0", tmp_path, monkeypatch)
     assert endpoint is not None
-    assert endpoint.targets is not None
+    targets = StateDir(tmp_path).metrics_targets
     meter = BusyMeter(1)
 
     @asynccontextmanager
@@ -46,11 +47,11 @@ async def test_an_actor_serves_its_engine_at_a_free_port_while_its_session_is_op
     actor = PooledActor()
     await actor.open(open_session, "actor0", endpoint)
     with meter.busy():
-        found = scrape(targets_in(endpoint.targets)["rollout_actor"])
+        found = scrape(targets_in(targets)["rollout_actor"])
     await actor.close()
     assert found["osworld_busy engine"] == 1
     assert found["osworld_program  rollout_actor"] == 1
-    assert list(endpoint.targets.iterdir()) == []
+    assert list(targets.iterdir()) == []
     assert Current.metrics is None
 
 
@@ -67,10 +68,10 @@ def test_an_actor_of_a_network_is_named_by_the_address_of_its_node(
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
     endpoint = endpoint_under("0.0.0.0:0", tmp_path, monkeypatch)
     assert endpoint is not None
-    assert endpoint.targets is not None
+    targets = StateDir(tmp_path).metrics_targets
     assert "secret" not in repr(endpoint)
     with observed_actor(endpoint, lambda: "10.0.0.5"):
-        assert targets_in(endpoint.targets)["rollout_actor"].startswith("10.0.0.5:")
+        assert targets_in(targets)["rollout_actor"].startswith("10.0.0.5:")
 
 
 def test_actors_of_one_node_share_a_range_and_leave_a_single_port_to_the_program(
