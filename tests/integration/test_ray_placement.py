@@ -65,7 +65,7 @@ class Nodes:
         options = (f"--address={self._ray.address}", f"--num-cpus={num_cpus}", f"--resources={json.dumps(resources)}")
         subprocess.run(
             [*inside, *start_command("--object-store-memory=100000000", *options)],
-            env=environment() | self._ray.variables | variables,
+            env={**environment(), **self._ray.variables, **variables},
             stdout=subprocess.DEVNULL,  # inherited by the node, so that a pipe would stay open
             stderr=subprocess.DEVNULL,
             check=True,
@@ -82,10 +82,14 @@ class Nodes:
         headers = {"Authorization": f"Bearer {self.token}"}
         return httpx.get(self.url + path, headers=headers, timeout=30).raise_for_status().json()
 
-    def having(self, resource: str) -> set[str]:
-        """Ids of the nodes that have it."""
+    def having(self, resource: str, *, is_alive: bool = False) -> set[str]:
+        """Ids of the nodes that have it, with `is_alive` of those that run."""
         nodes = self.ask("/api/v0/nodes?detail=true")["data"]["result"]["result"]
-        return {node["node_id"] for node in nodes if resource in node["resources_total"]}
+        return {
+            node["node_id"]
+            for node in nodes
+            if resource in node["resources_total"] and (node["state"] == "ALIVE" or not is_alive)
+        }
 
     def node_of(self, program: str) -> str:
         """Id of the node of the program's newest job."""
@@ -260,6 +264,16 @@ def test_each_of_several_ranks_finds_the_desktops_of_the_cluster(nodes: Nodes, t
     returned = launch_with_desktops(tmp_path, nodes, num_processes=2)
     assert returned.get("result") == {"desktops": 2, "has_token": True}, returned
     assert returned["pages"][0].endswith("/status")
+
+
+@pytest.mark.desktop
+def test_the_autoscaler_adds_a_node_for_desktops_and_removes_it(tmp_path: Path) -> None:
+    with ray_nodes([], environment(), added={"CPU": 2, "screen": 2}) as ray:
+        growing = Nodes(ray)
+        returned = launch_with_desktops(tmp_path, growing, desktops_per_server=2, ready_timeout_s=300)
+        assert returned.get("result") == {"desktops": 2, "has_token": True}, returned
+        assert len(growing.having("screen")) == 1
+        wait_until(lambda: not growing.having("screen", is_alive=True), "the idle node is removed", limit_s=120)
 
 
 def test_desktops_for_which_no_node_has_room_are_named(nodes: Nodes, tmp_path: Path) -> None:
