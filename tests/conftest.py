@@ -16,7 +16,7 @@ from osworld_pipeline.recipes.schema import TinyModelSection
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 SECONDS = {
-    "test_real_shapes": 340, "test_qemu_desktop": 350, "test_ray_placement": 220, "test_suite_oracles": 210,
+    "test_real_shapes": 340, "test_qemu_desktop": 350, "test_ray_placement": 300, "test_suite_oracles": 210,
     "test_ray_launcher": 190, "test_evaluate_command": 170, "test_wheel": 140, "test_demo_kills": 130,
     "test_released_state_goes_on": 120, "test_hostile_policy": 110, "test_gpu_smoke": 100,
     "test_person_demonstration": 100, "test_collect_command": 100, "test_two_states": 90, "test_sglang_broadcast": 80,

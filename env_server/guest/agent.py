@@ -2,7 +2,6 @@
 machine and without a sandbox it runs as the desktop's user; in a sandbox it is process 1."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
-import argparse
 import os
 import socket
 import tempfile
@@ -31,6 +30,8 @@ MACHINE_WINDOW_WAIT_S = 45.0
 
 
 def main() -> None:
+    import argparse
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, required=True)
     parser.add_argument("--height", type=int, required=True)

@@ -1,9 +1,7 @@
 """Implements /setup/download_file: downloads a URL into a file, if the desktop has a network."""
 
-import http.client
 import os
 import tempfile
-import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +15,10 @@ def fetch(url: str, path: Path) -> str | None:
     """Writes the content of `url` to `path`, completely or not at all; returns an error message or None."""
     if urlsplit(url).scheme not in ("http", "https"):
         return f"{url!r} is not a web address"
+    # Only here: not at the start of every desktop.
+    import http.client
+    import urllib.request
+
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".download-")
     try:

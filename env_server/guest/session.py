@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 from Xlib import X, Xatom
 from Xlib.display import Display
@@ -58,7 +57,7 @@ class Session:
         self.bus_socket = runtime / "bus"
         address = f"--address=unix:path={self.bus_socket}"
         self.bus = _start(["dbus-daemon", "--session", "--nofork", "--nopidfile", address])
-        rules = "".join(_FILLING.format(name=escape(name)) for name in ("Mousepad", "Pcmanfm"))
+        rules = "".join(_FILLING.format(name=name) for name in ("Mousepad", "Pcmanfm"))
         config = openbox_template.read_text().replace("@RULES@", rules if width < SMALL_SCREEN_WIDTH else "")
         (runtime / "openbox.xml").write_text(config)
         if x_is_ready is not None:

@@ -3,9 +3,8 @@ and the wallpaper."""
 
 # pyright: reportMissingImports=false, reportMissingModuleSource=false
 import threading
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image, ImageOps
 from Xlib import X, Xatom
@@ -18,8 +17,7 @@ _WALLPAPER_LINES = 8
 """Lines of a picture per X request: a request may not be longer than 256 KiB."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """A top-level window as the window manager lists it."""
 
     window_id: int

@@ -185,8 +185,10 @@ class Sandbox:
 def bubblewrap_command(spec: DesktopSpec, *, listener_fd: int, uid: int | None, nice: int = 0) -> list[str]:
     """The whole command line. Process 1 is the guest agent (guest/init.py), in a user namespace above the desktop's
     user."""
-    # The path starts with only the image's own folder: most of the work before the agent needs no other package.
-    start = f"import sys; sys.path.insert(0, '/image/opt/local/lib/' + {_SITE!r} % sys.version_info[:2]); "
+    # Imports leave no garbage; the init enables its collection after them. The path starts with only the image's own
+    # folder: most of the work before the agent needs no other package.
+    start = "import gc, sys; gc.disable(); "
+    start += f"sys.path.insert(0, '/image/opt/local/lib/' + {_SITE!r} % sys.version_info[:2]); "
     start += f"from {GUEST_PACKAGE}.init import main; main()"
     init = [SYSTEM_PYTHON, "-ISc", start, "--image", "/image", "--listener-fd", str(listener_fd)]
     init += ["--width", str(spec.width), "--height", str(spec.height)]
