@@ -1,7 +1,7 @@
 """The env servers of a run: which of them answer, what they have free, and which one gets the next episode.
 
-Servers may come, drain and go while the run uses them. Each is looked at every few seconds; an address that stands for
-several servers is resolved again each time.
+Servers may come, drain and go while the run uses them. Each is looked at every few seconds, and an address that stands
+for several servers is resolved again as often; one that does not answer delays no other.
 """
 
 import asyncio
@@ -10,11 +10,12 @@ import logging
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from osworld_pipeline.domain.grounds import Grounds
 from osworld_pipeline.domain.version import installed_version
@@ -114,6 +115,8 @@ class EnvFleet:
         self.last_release = -math.inf
         """Time of the last end of an episode of this client, in seconds of the monotonic clock."""
         self._watching: asyncio.Task[None] | None = None
+        self._looks: dict[EnvServer | str, asyncio.Task[None]] = {}
+        """In progress, by server or name."""
 
     @property
     def servers(self) -> tuple[EnvServer, ...]:
@@ -169,14 +172,37 @@ class EnvFleet:
 
     async def close(self) -> None:
         watching, self._watching = self._watching, None
-        if watching is not None:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+        tasks = [*([watching] if watching is not None else []), *self._looks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S * random.uniform(0.75, 1.25))
-            await self.look()
+            for of in [one for one, look in self._looks.items() if look.done()]:
+                self._looks.pop(of).result()
+            for name in self._names:
+                self._begin(name, partial(self._find, name))
+            for server in self.servers:
+                self._begin(server, partial(self._look_again, server))
+
+    def _begin(self, of: EnvServer | str, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begins a look unless one is in progress."""
+        if of not in self._looks:
+            self._looks[of] = asyncio.create_task(look())
+
+    async def _find(self, name: str) -> None:
+        """Servers that have joined are looked at now."""
+        known = set(self._servers)
+        await self._resolve_one(name, self._names[name])
+        for url, server in self._servers.items():
+            if url not in known:
+                self._begin(server, partial(self._look_again, server))
+
+    async def _look_again(self, server: EnvServer) -> None:
+        await self._look_at(server)
+        self._compare(server)
 
     def choose(self) -> EnvServer:
         """The server with the most free desktops, in turn among equals. If none answers, one of those that may come
@@ -226,6 +252,7 @@ class EnvFleet:
             server.free = min(server.free + 1, server.num_replicas)
 
     async def look(self) -> None:
+        """Looks at every server; returns when each has answered or its time is over."""
         for address, look_up in self._names.items():
             await self._resolve_one(address, look_up)
         await asyncio.gather(*map(self._look_at, self.servers))

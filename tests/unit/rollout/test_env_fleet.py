@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -236,6 +237,60 @@ async def test_servers_of_a_name_come_and_go_with_its_addresses(caplog: pytest.L
     with pytest.raises(UnreachableError, match=r"no env server has the name dns\+http://desktops\.local:8100"):
         fleet.choose()
     await fleet.close()
+
+
+async def test_a_server_that_does_not_answer_delays_no_look_at_one_that_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)
+    addresses = ["10.0.0.1"]
+
+    async def resolve(host: str, port: int) -> Sequence[str]:
+        return addresses
+
+    class Frozen(Servers):
+        num_asked = 0
+
+        async def health_of(self, base_url: str) -> HealthAnswer:
+            if base_url == A and self.free[base_url] < 0:
+                self.num_asked += 1
+                await asyncio.Event().wait()
+            return await super().health_of(base_url)
+
+    servers, new = Frozen(a=1), "http://10.0.0.2:8100"
+    servers.free |= {"http://10.0.0.1:8100": 1, new: 8}
+    fleet = EnvFleet([A, "dns+http://desktops.local:8100"], servers, resolve=resolve)
+    await fleet.open()
+    servers.free[A] = -1
+    await until(lambda: servers.num_asked)
+    addresses.append("10.0.0.2")
+    await until(lambda: chosen(fleet, 1) == {new: 1})
+    servers.free[new] = 0
+    await until(lambda: [one.free for one in fleet.servers if one.url == new] == [0])
+    assert servers.num_asked == 1, "one look at a server at a time"
+    await fleet.close()
+
+
+async def test_a_defect_of_a_look_ends_the_program_that_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)
+
+    class Broken(Servers):
+        async def health_of(self, base_url: str) -> HealthAnswer:
+            if self.free[base_url] < 0:
+                raise AttributeError("no_such_method")
+            return await super().health_of(base_url)
+
+    servers = Broken(a=1)
+    fleet = EnvFleet([A], servers)
+    await fleet.open()
+    servers.free[A] = -1
+    with pytest.raises(AttributeError, match="no_such_method"):
+        await until(lambda: not fleet.choose())
+    await fleet.close()
+
+
+async def until(is_so: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110 - what the fleet does by itself
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(("address", "is_over"), [("dns+http://desktops.local:8100", False), ("ray+http://f", True)])
