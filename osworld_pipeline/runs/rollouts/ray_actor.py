@@ -86,10 +86,8 @@ class RecipeSession:
             run=self.run,
             is_probed=self.recipe.engine.kind == "sglang",  # by the program that starts the actors
         ) as session:
-            here, run_one = (
-                self._here,
-                episode_runner(session.tools, episode_settings(self.recipe, max_turns=self.max_turns)),
-            )
+            run_one = episode_runner(session.tools, episode_settings(self.recipe, max_turns=self.max_turns))
+            here = self._here
 
             class Session:
                 async def describe(self) -> Opened:
