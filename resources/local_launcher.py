@@ -61,7 +61,7 @@ class LocalLauncher(ProgramLauncher):
     ) -> dict[str, Any]:
         """See Launcher.launch. All programs are placed here."""
         state.logs.mkdir(parents=True, exist_ok=True)
-        log_path = state.logs / f"{program}.log"
+        log_path = state.program_log(program)
         with (
             _open_session(context, messages := MessageFile()) as session,
             tempfile.TemporaryDirectory(prefix="ranks-") if num_processes > 1 else nullcontext("") as scratch,

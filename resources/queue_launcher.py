@@ -28,7 +28,7 @@ from osworld_pipeline.runs.launch.mailbox import (
     orphaned_mailboxes,
     remove_orphan,
 )
-from osworld_pipeline.runs.launch.queued_job import job_arguments, log_path
+from osworld_pipeline.runs.launch.queued_job import job_arguments
 from osworld_pipeline.runs.messages import Last, Report, Result, Started, Waiting
 from osworld_pipeline.runs.placement import Placement, RayDesktops
 from resources.program_launcher import ProgramLauncher
@@ -102,6 +102,7 @@ class QueueLauncher(ProgramLauncher):
                 allow_retries=False,
             )
         state.logs.mkdir(parents=True, exist_ok=True)
+        log_path = state.program_log(program)
         request = Request(
             name=f"{program}-{uuid4().hex[:12]}",
             program=program,
@@ -123,9 +124,7 @@ class QueueLauncher(ProgramLauncher):
                 )
                 try:
                     queue.submit(request.name, self.job_module(), arguments)
-                    context.log.info(
-                        f"{program} is the job {request.name} of {queue.place} and writes to {log_path(state, program)}"
-                    )
+                    context.log.info(f"{program} is the job {request.name} of {queue.place} and writes to {log_path}")
                     lost = run.listen()
                     last = run.last
                 except BaseException as error:
@@ -139,7 +138,7 @@ class QueueLauncher(ProgramLauncher):
             return last.result
         if last is not None:
             raise dg.Failure(last.message, allow_retries=last.retryable)
-        raise dg.Failure(f"{lost}; see {log_path(state, program)}", allow_retries=True)
+        raise dg.Failure(f"{lost}; see {log_path}", allow_retries=True)
 
 
 @dataclass

@@ -49,7 +49,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     """Arguments: `--image FOLDER` and numbers. `--listener-fd` is the listening socket of the guest agent,
     `--memory-bytes` the limit for files and programs together, `--nice` that of the desktop's programs in their control
-    group. They are parsed here because argparse would take a tenth of the time of all imports."""
+    group. They are parsed without argparse, whose import every desktop would pay for."""
     arguments = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
     listener_fd, nice = int(arguments["--listener-fd"]), int(arguments["--nice"])
     os.umask(0o022)
@@ -198,7 +198,7 @@ def find_packages() -> None:
 
 
 def import_agent() -> Callable[..., None]:
-    """Imports take a fifth of the CPU time of a short episode. They are done without garbage collection, which the
+    """Imports are most of the agent's CPU time in a short episode. They are done without garbage collection, which the
     command line has disabled, and without ssl, which a desktop without a network does not need."""
     sys.modules["ssl"] = None  # pyright: ignore[reportArgumentType]
     from .agent import run_agent

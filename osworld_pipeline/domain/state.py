@@ -77,6 +77,10 @@ class StateDir:
     def logs(self) -> Path:
         return self.root / "logs"
 
+    def program_log(self, program: str) -> Path:
+        """The output of the last run of a program."""
+        return self.logs / f"{program}.log"
+
     @property
     def launches(self) -> Path:
         """Mailboxes between launchers and programs on other machines; empty when none runs."""

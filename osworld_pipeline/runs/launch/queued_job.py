@@ -37,11 +37,6 @@ RunRanks = Callable[[QueuedRun], int]
 """Returns the exit status."""
 
 
-def log_path(state: StateDir, program: str) -> Path:
-    """The output of its last job."""
-    return state.logs / f"{program}.log"
-
-
 def job_arguments(state: StateDir, mailbox: Mailbox, program: str, *, num_ranks: int, lost_after_s: float) -> list[str]:
     """Arguments of this module for a job on another host. `lost_after_s`: seconds of silence after which the launcher
     counts as dead. Raises StoreError."""
@@ -80,7 +75,7 @@ def run_queued(argv: list[str], run_ranks: RunRanks) -> int:
 
     try:
         job = job_here(mailbox.take_job(), state)
-        _write_to(log_path(state, program))
+        _write_to(state.program_log(program))
         run = QueuedRun(program=program, job=job, state=state, mailbox=mailbox, num_ranks=num_ranks)
         with watched_launcher(mailbox, lost_after_s=lost_after_s, on_stop=ask, on_lost=give_up):
             return run_ranks(run)
