@@ -34,7 +34,7 @@ from osworld_pipeline.recipes import Recipe, load_recipe
 from osworld_pipeline.rollout.engines.sglang import SglangEngine
 from osworld_pipeline.rollout.engines.sglang_server import SglangServer
 from osworld_pipeline.rollout.engines.sglang_weights import Consume, vocab_size_of
-from osworld_pipeline.runs.gspo.weights import Broadcast, Handover, ThroughFolder
+from osworld_pipeline.runs.gspo.weights import Broadcast, Handover, ThroughFolder, Write
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
 from osworld_pipeline.training.policy_trainer import open_gspo_trainer
 from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
@@ -168,7 +168,7 @@ async def _hand_over(
         handover = _handover_of(place, checkpoint, engine, trainer, is_folder=section.weights != "broadcast")
         with _pauses() as pauses:
             start = time.perf_counter()
-            await handover(1)
+            await (await handover(1))()
             took_s = time.perf_counter() - start
         return took_s, pauses
     finally:
@@ -184,17 +184,17 @@ def _handover_of(
     async def load_trained(trained: Any, policy_version: int) -> None:
         await engine.load_trained(trained, policy_version=policy_version)
 
-    async def write(folder: Path) -> None:
-        await asyncio.to_thread(trainer.save_weights, folder)
+    async def begin(folder: Path) -> Write:
+        return await asyncio.to_thread(trainer.save_weights, folder)
 
     async def save(policy_version: int, folder: Path) -> None:
-        await write(folder)
+        await asyncio.to_thread(await begin(folder))
 
     async def send(policy_version: int, consume: Consume) -> None:
         await asyncio.to_thread(partial(trainer.send_weights, consume))
 
     if is_folder:
-        return ThroughFolder(load, write, place)
+        return ThroughFolder(load, begin, place)
     num_bytes = trainer.num_weight_bytes
     return Broadcast(load_trained, send, save, like=checkpoint, num_bytes=num_bytes, trains_vision=False, parent=place)
 

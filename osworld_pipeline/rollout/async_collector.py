@@ -4,7 +4,8 @@ Staleness is bounded twice. With v updates in the engine's weights, B groups per
 + 1) B groups are started, not counting dropped ones. If groups end in the order of their starts, each starts with
 weights at most s updates older than those it trains. A group that others overtook until its oldest token is older than
 s is dropped as stale and replaced by a new one; among ended groups the oldest are trained first. An episode continues
-with new weights that arrive while it runs: each token records the version that sampled it.
+with new weights that arrive while it runs: each token records the version that sampled it. An update may be collected
+while the weights that it trains are still on their way to the engine.
 
 When an update is held for faults, running groups are cancelled, and ended groups with as many faults are discarded.
 They restart together with the groups of the update, with the same names, when rollouts may resume. Other ended groups
@@ -64,10 +65,13 @@ class AsynchronousCollector:
         self._groups_per_update = groups_per_update
         self._num_updates = num_updates
         self._update = first_update
+        """The update whose weights the engine has."""
+        self._collected = first_update
+        """The update that is being collected, or whose batch is being trained; at most one ahead."""
         self._num_admitted = first_update * groups_per_update
         """Groups started and not dropped, since the stage began."""
         self._num_top_ups = 0
-        """Number in the update that is being collected."""
+        """Number in the update that is collected."""
         resumed = resumed or {"open": [], "next_serial": self._num_admitted}
         self._open_serials: list[int] = list(resumed["open"])
         self._next_serial: int = resumed["next_serial"]
@@ -106,15 +110,16 @@ class AsynchronousCollector:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def collect(self, update: int) -> GspoBatch:
-        assert update == self._update, f"update {update} is collected while the engine is at {self._update}"
+        assert update in (self._update, self._update + 1), f"{update} is collected, the engine is at {self._update}"
+        self._collect_for(update)
         while True:
             self._drop_stale()
             if self._failure is not None:
                 raise self._failure
             if len(self._waiting) >= self._groups_per_update:
                 break
-            assert self._running, "groups are awaited and none is running"
-            # Terminates: every episode has a time limit, and its end is a change.
+            assert self._running or update > self._update, "groups are awaited and none is running"
+            # Terminates: every episode has a time limit, and its end is a change; so is the arrival of new weights.
             self._changed.clear()
             await self._changed.wait()
         # Oldest version first, and within a version in the order in which they ended.
@@ -127,7 +132,11 @@ class AsynchronousCollector:
     async def advance(self, update: int) -> None:
         await asyncio.to_thread(self._sampler.look, update)
         self._update = update
-        self._num_top_ups = 0
+        self._collect_for(update)
+        self._admit()
+        self._changed.set()
+
+    def resume(self) -> None:
         self._is_held = False
         self._admit()
 
@@ -152,8 +161,14 @@ class AsynchronousCollector:
         unfinished = [*self._running, *(ended.serial for ended in [*self._waiting, *self._dropped])]
         return {"open": sorted({*unfinished, *self._open_serials}), "next_serial": self._next_serial}
 
+    def _collect_for(self, update: int) -> None:
+        if update != self._collected:
+            self._collected, self._num_top_ups = update, 0
+
     def _admit(self) -> None:
-        """Starts as many groups as the bound allows."""
+        """Starts as many groups as the bound allows; none that would be stale from the start."""
+        if self._collected - self._update > self._max_staleness:
+            return
         limit = min(self._update + self._max_staleness + 1, self._num_updates) * self._groups_per_update
         while self._num_admitted < limit and self._failure is None and not self._is_held:
             self._num_admitted += 1
@@ -170,7 +185,7 @@ class AsynchronousCollector:
         group = await self._run_group(task, f"{self._stage_key}-g{serial:06d}", begun_at)
         _require_version(group, begun_at)
         async with self._judging:
-            update = self._update
+            update = self._collected
             batch = await asyncio.to_thread(self._builder, [group], update=update)
         ended = _Ended(serial=serial, batch=batch, judged_for=update)
         is_topped_up = batch.groups[0].fate is not GroupFate.TRAINED and self._num_top_ups < self._max_top_ups
@@ -208,7 +223,7 @@ class AsynchronousCollector:
             self._drop([self._as_stale(ended) for ended in stale])
 
     def _is_stale(self, ended: _Ended) -> bool:
-        return bool(ended.batch.trajectories) and ended.staleness(self._update) > self._max_staleness
+        return bool(ended.batch.trajectories) and ended.staleness(self._collected) > self._max_staleness
 
     def _is_faulty(self, ended: _Ended) -> bool:
         return ended.batch.fault_share > self._max_fault_share
@@ -221,7 +236,7 @@ class AsynchronousCollector:
 
     def _as_stale(self, ended: _Ended) -> _Ended:
         reason = (
-            f"its oldest token is {ended.staleness(self._update)} updates old, rollout.max_staleness is "
+            f"its oldest token is {ended.staleness(self._collected)} updates old, rollout.max_staleness is "
             f"{self._max_staleness}"
         )
         return replace(ended, batch=without_training(ended.batch, GroupFate.STALE, reason))

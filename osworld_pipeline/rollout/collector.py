@@ -37,7 +37,8 @@ class Collector(Protocol):
     """Use it as a context manager: all its tasks end with the block."""
 
     async def collect(self, update: int) -> GspoBatch:
-        """The batch of `update`, with all groups whose status is known by now.
+        """The batch of `update`, with all groups whose status is known by now. The engine has the weights that it
+        trains, or (asynchronous) those of the update before and `advance` follows.
 
         Raises:
             RecipeError, StoreError: as run_episode.
@@ -47,16 +48,20 @@ class Collector(Protocol):
         ...
 
     async def advance(self, update: int) -> None:
-        """The engine has the weights that `update` trains. After `hold`, its groups may run again."""
+        """The engine has the weights that `update` trains."""
         ...
 
     async def hold(self, update: int) -> GspoBatch:
         """The batch collected for `update` is not trained on: `collect` will run the same groups again, after
-        `advance`. Returns the groups that are discarded with them, if any.
+        `resume`. Returns the groups that are discarded with them, if any.
 
         Raises:
             As collect.
         """
+        ...
+
+    def resume(self) -> None:
+        """Groups may run again after `hold`."""
         ...
 
     def snapshot(self) -> Mapping[str, Any]:
@@ -123,6 +128,9 @@ class SynchronousCollector:
         """Nothing to discard: a retry has the same tasks, names and seeds."""
         self._builder.give_back(self._num_injections, update=update)
         return GspoBatch()
+
+    def resume(self) -> None:
+        """`collect` runs them."""
 
     def snapshot(self) -> Mapping[str, Any]:
         return {}

@@ -1,7 +1,7 @@
 """A trainer on several ranks: the program calls rank 0, and the others execute the commands that it sends."""
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from osworld_pipeline.errors import EngineError, PipelineError, TrainingError
 from osworld_pipeline.recipes.schema import TrainerSection
 from osworld_pipeline.training.background import Background
 from osworld_pipeline.training.batch import Batch, build_batch
+from osworld_pipeline.training.between_passes import Arrivals, BetweenPasses, Consume
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
 from osworld_pipeline.training.distributed.sharding import (
     each_weight,
@@ -73,17 +74,20 @@ class DistributedTrainer:
         """Whether `model` is unsharded, so that an engine in this process may sample from it directly."""
         return self.process_group.is_alone
 
-    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """One update on rank 0's trajectories; returns its metrics.
+    def update(self, trajectories: Sequence[Trajectory], arrivals: Arrivals | None = None) -> dict[str, float]:
+        """One update on rank 0's trajectories; returns its metrics. `arrivals`: of receivers of the weights and of
+        canaries while the batch is scored; the weights change only after the canaries have arrived.
 
         Raises:
             TrainingError: trainer and sampler disagree, a loss or gradient is not finite, a trajectory is malformed, or
                 another rank failed.
             StoreError: the last checkpoint could not be written.
+            As Arrivals.next.
         """
         with self._together("update"):
             self._saving.check()
-            metrics = self._update(share_trajectories(trajectories, self.process_group, self.read_image))
+            shared = share_trajectories(trajectories, self.process_group, self.read_image)
+            metrics = self._update(shared, BetweenPasses(self.process_group, self._send, arrivals))
             self.num_updates += 1
             return metrics
 
@@ -117,12 +121,8 @@ class DistributedTrainer:
         state: dict[str, torch.Tensor],
         then: Callable[[Path], object] | None,
     ) -> None:
-        with ExitStack() as opening:
-            temp = opening.enter_context(writing_folder(folder))
-            # Here and not in the thread: a tokenizer must not be read while rollouts use it.
-            self.processor.save_pretrained(temp)
-            self.process_group.broadcast(temp)
-            opened = opening.pop_all()
+        temp, opened = self._open_folder(folder)
+        self.process_group.broadcast(temp)
 
         def write() -> None:
             with opened:
@@ -133,6 +133,14 @@ class DistributedTrainer:
                 then(folder)
 
         self._saving.start(write)
+
+    def _open_folder(self, folder: Path) -> tuple[Path, ExitStack]:
+        """A folder with the processor's files that takes the place of `folder` when the stack ends."""
+        with ExitStack() as opening:
+            temp = opening.enter_context(writing_folder(folder))
+            # Here and not in a thread that writes weights: a tokenizer must not be read while the trainer uses it.
+            self.processor.save_pretrained(temp)
+            return temp, opening.pop_all()
 
     def _save_optimizer(self, temp: Path, state: dict[str, torch.Tensor]) -> None:
         try:
@@ -146,15 +154,20 @@ class DistributedTrainer:
         """Waits until the last checkpoint is complete. Raises StoreError."""
         self._saving.wait()
 
-    def save_weights(self, folder: Path) -> None:
-        """Saves the part of a checkpoint that an engine loads: everything except the optimiser. Raises StoreError."""
+    def save_weights(self, folder: Path) -> Callable[[], None]:
+        """Begins to save the part of a checkpoint that an engine loads: everything except the optimiser. The returned
+        function writes it, in any thread; the weights must not change before it returns. Both raise StoreError."""
         with self._together("save_weights"):
             weights = self._gathered()
-            if self.process_group.is_main:
-                with writing_folder(folder) as temp:
-                    self._save_weights(temp, folder, weights)
-                    self.processor.save_pretrained(temp)
-            self.process_group.gather(None)
+            if not self.process_group.is_main:
+                return lambda: None
+            temp, opened = self._open_folder(folder)
+
+        def write() -> None:
+            with opened:
+                self._save_weights(temp, folder, weights)
+
+        return write
 
     def weights(self) -> dict[str, torch.Tensor]:
         """The policy's full weights, as an engine loads them; under LoRA only the adapter's factors. On rank 0. With
@@ -162,20 +175,11 @@ class DistributedTrainer:
         with self._together("weights"):
             return self._gathered()
 
-    def send_weights(self, consume: Callable[[Iterable[tuple[str, torch.Tensor]]], None]) -> None:
-        """Passes all weights to `consume` on rank 0, gathered tensor by tensor. An EngineError that it raises leaves
-        the trainer as it was, and is raised again."""
-        failed: EngineError | None = None
+    def send_weights(self, consume: Consume | None) -> None:
+        """Passes all weights to `consume` on rank 0, None on the others, gathered tensor by tensor. An EngineError that
+        it raises leaves the trainer as it was, and is raised again."""
         with self._together("send_weights"):
-            weights = each_weight(self.model)
-            if self.process_group.is_main:
-                try:
-                    consume(weights)
-                except EngineError as error:
-                    failed = error
-            for _ in weights:  # the other ranks take part in every gathering
-                pass
-            self.process_group.gather(None)
+            failed = self._send(consume)
         if failed is not None:
             raise failed
 
@@ -203,15 +207,28 @@ class DistributedTrainer:
             elif command == "save_weights":
                 self.save_weights(Path())
             elif command == "send_weights":
-                self.send_weights(_refuse)
+                self.send_weights(None)
             elif command == "weights":
                 self.weights()
             else:
                 self._saving.wait()
                 return
 
-    def _update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def _update(self, trajectories: Sequence[Trajectory], breaks: BetweenPasses) -> dict[str, float]:
         raise NotImplementedError
+
+    def _send(self, consume: Consume | None) -> EngineError | None:
+        """`consume`: rank 0's receiver. Returns its error."""
+        failed, weights = None, each_weight(self.model)
+        if consume is not None:
+            try:
+                consume(weights)
+            except EngineError as error:
+                failed = error
+        for _ in weights:  # every rank takes part in every gathering
+            pass
+        self.process_group.gather(None)
+        return failed
 
     def _passes(
         self, trajectories: Sequence[Trajectory], *, max_sequences: int | None
@@ -252,6 +269,7 @@ class DistributedTrainer:
         *,
         max_sequences: int | None = None,
         as_parent: bool = False,
+        before_pass: Callable[[], None] | None = None,
     ) -> list[Any]:
         with lora.as_parent(model) if as_parent else nullcontext():
             return score_trajectories(
@@ -263,6 +281,7 @@ class DistributedTrainer:
                 max_sequences=max_sequences,
                 is_packed=self._is_packed,
                 process_group=self.process_group,
+                before_pass=before_pass,
             )
 
     @property
@@ -299,10 +318,6 @@ class DistributedTrainer:
                 raise TrainingError(self.process_group.explain(error, command)) from error
             self.process_group.report_error(f"{type(error).__name__}: {error}")
             raise
-
-
-def _refuse(weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    raise AssertionError("only rank 0 sends")
 
 
 def _save_share(temp: Path, state: dict[str, torch.Tensor], group: Any) -> None:

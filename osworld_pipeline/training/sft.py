@@ -11,6 +11,7 @@ from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import SftSection, TrainerSection
+from osworld_pipeline.training.between_passes import BetweenPasses
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
 from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.objective.loss import sft_loss
@@ -79,7 +80,7 @@ class SftTrainer(DistributedTrainer):
         )
         self._settings = settings
 
-    def _update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def _update(self, trajectories: Sequence[Trajectory], breaks: BetweenPasses) -> dict[str, float]:
         if not trajectories:
             raise TrainingError("no demonstrations to train on: the replay buffer is empty, build it first")
         started = time.monotonic()

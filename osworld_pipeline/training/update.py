@@ -17,6 +17,7 @@ from osworld_pipeline.errors import TrainingError
 from osworld_pipeline.recipes.schema import GspoSharedSection, TrainerSection
 from osworld_pipeline.recipes.training_sections import TurnWeight
 from osworld_pipeline.training.batch import Batch
+from osworld_pipeline.training.between_passes import BetweenPasses
 from osworld_pipeline.training.distributed.process_group import ProcessGroup
 from osworld_pipeline.training.distributed_trainer import DistributedTrainer
 from osworld_pipeline.training.objective.loss import PolicyLoss, policy_loss
@@ -79,7 +80,7 @@ class GspoTrainer(DistributedTrainer):
         self._max_response_tokens = max_response_tokens
         self._phase_updates = phase_updates or 1
 
-    def _update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def _update(self, trajectories: Sequence[Trajectory], breaks: BetweenPasses) -> dict[str, float]:
         """Without any advantage the weights stay unchanged, and `is_skipped` is 1. KL alone is no reason for an update,
         because Adam would scale its tiny gradient up to a full step. If the importance weights leave less than
         `min_effective_share` of the batch, the update is held: the weights stay unchanged, and `is_held` is 1."""
@@ -95,8 +96,9 @@ class GspoTrainer(DistributedTrainer):
             return metrics
         started = time.monotonic()
         first_epoch = self._minibatches(trained, 0)
-        scored, sampler_metrics = self._score_all(trajectories, first_epoch)
-        metrics |= {"score_s": time.monotonic() - started} | sampler_metrics | scored.metrics
+        scored, sampler_metrics = self._score_all(trajectories, first_epoch, breaks)
+        score_s = time.monotonic() - started - sampler_metrics["canary_wait_s"]
+        metrics |= {"score_s": score_s} | sampler_metrics | scored.metrics
         if scored.effective_share < self._settings.min_effective_share:
             return {**metrics, **hold_metrics(HoldReason.STALENESS)}
         learning_rate = learning_rate_at(self._settings, self.num_updates, num_updates=self._phase_updates)
@@ -109,12 +111,12 @@ class GspoTrainer(DistributedTrainer):
         metrics |= tally.merged(self.process_group.gather(tally)).metrics()
         return metrics | {
             "learning_rate": learning_rate,
-            "tokens_per_s": metrics["num_tokens"] / (time.monotonic() - started),
+            "tokens_per_s": metrics["num_tokens"] / (time.monotonic() - started - metrics["canary_wait_s"]),
             "is_skipped": 0.0,
         }
 
     def _score_all(
-        self, trajectories: Sequence[Trajectory], minibatches: Sequence[Sequence[Trajectory]]
+        self, trajectories: Sequence[Trajectory], minibatches: Sequence[Sequence[Trajectory]], breaks: BetweenPasses
     ) -> tuple[ScoredBatch, dict[str, float]]:
         """The trainer's own log-probabilities before the update, compared with the sampler's.
 
@@ -123,29 +125,36 @@ class GspoTrainer(DistributedTrainer):
         a change of the policy.
         """
         settings = self._settings
-        canaries = [trajectory for trajectory in trajectories if trajectory.is_canary]
         groups = [self._with_gradient(minibatch) for minibatch in minibatches]
         own: list[torch.Tensor] = []
         refs: list[torch.Tensor | None] = []
         for group in groups:
-            own += self._score(self.model, group, max_sequences=settings.micro_batch_size)
-            refs += self._ref_logprobs(group)
+            own += self._score(self.model, group, max_sequences=settings.micro_batch_size, before_pass=breaks.serve)
+            refs += self._ref_logprobs(group, breaks)
         items = [trajectory for group in groups for trajectory in group]
+        scored_at = time.monotonic()
+        canaries = [trajectory for trajectory in trajectories if trajectory.is_canary]
+        canaries += breaks.canaries(self.read_image)
+        waited_s = time.monotonic() - scored_at
         sampler_metrics = check_sampler(
             [*items, *canaries],
             [*own, *(self._score(self.model, canaries) if canaries else ())],
             num_updates=self.num_updates,
             max_diff=settings.max_logprob_diff,
         )
-        return score_batch(items, own, refs, settings), sampler_metrics
+        return score_batch(items, own, refs, settings), {**sampler_metrics, "canary_wait_s": waited_s}
 
-    def _ref_logprobs(self, trajectories: Sequence[Trajectory]) -> Sequence[torch.Tensor | None]:
+    def _ref_logprobs(self, trajectories: Sequence[Trajectory], breaks: BetweenPasses) -> Sequence[torch.Tensor | None]:
         if not self._settings.kl_coef > 0:
             return [None] * len(trajectories)
-        limit = self._settings.micro_batch_size
-        if self._has_adapters:
-            return self._score(self.model, trajectories, max_sequences=limit, as_parent=True)
-        return self._score(self._reference, trajectories, max_sequences=limit)
+        is_own = self._has_adapters
+        return self._score(
+            self.model if is_own else self._reference,
+            trajectories,
+            max_sequences=self._settings.micro_batch_size,
+            as_parent=is_own,
+            before_pass=breaks.serve,
+        )
 
     def _with_gradient(self, minibatch: Sequence[Trajectory]) -> list[Trajectory]:
         """Without KL and entropy terms, a trajectory without advantage only counts in the denominators."""

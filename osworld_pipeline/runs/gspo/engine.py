@@ -1,24 +1,22 @@
 """Samples the policy of a GSPO phase and hands over the trainer's weights: with an engine in this program, or with Ray
 actors that have an engine each."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from osworld_pipeline.agent.model_inputs import PixelCache
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.rollout.canary import Generate
-from osworld_pipeline.rollout.engines.http_calls import TransientError
-from osworld_pipeline.rollout.engines.sglang_weights import Consume, TrainedWeights
+from osworld_pipeline.rollout.engines.sglang_weights import TrainedWeights
 from osworld_pipeline.rollout.run_episode import RunEpisode, episode_runner
 from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
 from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint
+from osworld_pipeline.runs.gspo.trainer_thread import TrainerThread
 from osworld_pipeline.runs.gspo.weights import (
     Broadcast,
     Handover,
@@ -27,6 +25,7 @@ from osworld_pipeline.runs.gspo.weights import (
     LoadTrained,
     LoadWeights,
     ThroughFolder,
+    Write,
     shares_model,
 )
 from osworld_pipeline.runs.messages import Report
@@ -38,10 +37,6 @@ from osworld_pipeline.store import TrajectoryStore
 
 if TYPE_CHECKING:
     from osworld_pipeline.training.update import GspoTrainer
-
-Result = TypeVar("Result")
-IDLE_TIMEOUT_S = 5.0
-"""How long a transfer outside a handover waits for the trainer's thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +56,7 @@ class PhaseRollouts:
 async def open_rollouts(
     job: GspoJob,
     trainer: "GspoTrainer",
-    thread: ThreadPoolExecutor,
+    thread: TrainerThread,
     point: ResumePoint,
     cache: PixelCache,
     report: Report,
@@ -110,7 +105,7 @@ async def open_rollouts(
 
 @asynccontextmanager
 async def _on_actors(
-    job: GspoJob, trainer: "GspoTrainer", thread: ThreadPoolExecutor, point: ResumePoint
+    job: GspoJob, trainer: "GspoTrainer", thread: TrainerThread, point: ResumePoint
 ) -> AsyncIterator[PhaseRollouts]:
     assert job.actors is not None, "checked by the caller"
     async with ray_rollouts(
@@ -142,13 +137,11 @@ async def _on_actors(
         )
 
 
-def _open_handover(
-    job: GspoJob, session: RolloutSession, trainer: "GspoTrainer", thread: ThreadPoolExecutor
-) -> Handover:
+def _open_handover(job: GspoJob, session: RolloutSession, trainer: "GspoTrainer", thread: TrainerThread) -> Handover:
     if shares_model(job.recipe, trainer):
         return InPlace(session.engine)
     if job.recipe.engine.kind == "transformers":
-        return InMemory(session.engine, partial(in_thread, thread, trainer.weights))
+        return InMemory(session.engine, partial(thread, trainer.weights))
 
     async def load(folder: Path, policy_version: int) -> None:
         await session.engine.load_weights(folder, policy_version=policy_version)
@@ -165,7 +158,7 @@ def _open_handover(
 def _to_servers(
     job: GspoJob,
     trainer: "GspoTrainer",
-    thread: ThreadPoolExecutor,
+    thread: TrainerThread,
     load: LoadWeights,
     load_trained: LoadTrained,
 ) -> Handover:
@@ -174,47 +167,20 @@ def _to_servers(
     parent = partials_dir(job.state, job.checkpoint_id)
     if job.recipe.engine.weights != "broadcast":
 
-        async def write(folder: Path) -> None:
-            await in_thread(thread, partial(trainer.save_weights, folder))
+        async def begin(folder: Path) -> Write:
+            return await thread(partial(trainer.save_weights, folder))
 
-        return ThroughFolder(load, write, parent)
-
-    async def on_thread(policy_version: int, work: Callable[[], None]) -> None:
-        """Calls the trainer while its weights are those of `policy_version`; does not wait for an update."""
-        await _require_idle(thread)
-
-        def run() -> None:
-            if trainer.num_updates != policy_version:
-                raise TransientError(f"the trainer no longer has the weights of update {policy_version}")
-            work()
-
-        await in_thread(thread, run)
-
-    async def send(policy_version: int, consume: Consume) -> None:
-        await on_thread(policy_version, partial(trainer.send_weights, consume))
+        return ThroughFolder(load, begin, parent)
 
     async def save(policy_version: int, folder: Path) -> None:
-        await on_thread(policy_version, partial(trainer.save_weights, folder))
+        await thread.run_with(trainer, policy_version, lambda: trainer.save_weights(folder)())
 
     return Broadcast(
         load_trained,
-        send,
+        partial(thread.send, trainer),
         save,
         like=job.parent_folder,
         num_bytes=trainer.num_weight_bytes,
         trains_vision=job.recipe.trainer.train_vision,
         parent=parent,
     )
-
-
-async def _require_idle(thread: ThreadPoolExecutor) -> None:
-    """Raises TransientError if the thread is busy: an update may take minutes, and changes the weights."""
-    try:
-        async with asyncio.timeout(IDLE_TIMEOUT_S):
-            await in_thread(thread, lambda: None)
-    except TimeoutError as error:
-        raise TransientError("the trainer is updating the weights", is_busy=True) from error
-
-
-async def in_thread(thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
-    return await asyncio.get_running_loop().run_in_executor(thread, work)

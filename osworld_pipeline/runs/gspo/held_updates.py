@@ -100,7 +100,7 @@ async def collect_update(
             )
         )
         await pause(pause_s)
-        await collector.advance(update)
+        collector.resume()
     raise AssertionError("unreachable: the loop above has no end")
 
 

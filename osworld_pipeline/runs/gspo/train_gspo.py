@@ -8,7 +8,6 @@ leaves a checkpoint to resume from, and a milestone that takes its place until t
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,11 +28,13 @@ from osworld_pipeline.runs.checkpoints.ids import (
     stage_params,
     stage_recipe_digest,
 )
-from osworld_pipeline.runs.gspo.engine import PhaseRollouts, in_thread, open_rollouts
+from osworld_pipeline.runs.gspo.engine import PhaseRollouts, open_rollouts
 from osworld_pipeline.runs.gspo.held_updates import collect_update
 from osworld_pipeline.runs.gspo.job import GspoJob, ResumePoint, load_gspo_tasks, resume_point
 from osworld_pipeline.runs.gspo.metrics import coverage_metrics, group_metrics, reward_lines
 from osworld_pipeline.runs.gspo.rollouts import open_collector, opened_replay, read_recent, record_batch
+from osworld_pipeline.runs.gspo.trainer_thread import TrainerThread
+from osworld_pipeline.runs.gspo.weight_transfer import WeightTransfer
 from osworld_pipeline.runs.messages import Info, Metrics, Report, Warned
 from osworld_pipeline.runs.stage_log import StageLog, stage_log
 from osworld_pipeline.store import BlobStore, TrajectoryStore
@@ -75,21 +76,20 @@ async def _train(
     job: GspoJob, process_group: "ProcessGroup", point: ResumePoint, log: StageLog, report: Report
 ) -> dict[str, Any]:
     cache = PixelCache()
-    # A separate thread: torch has per-thread settings, and no other work may delay an update.
-    with ThreadPoolExecutor(1, thread_name_prefix="trainer") as thread:
-        trainer = await in_thread(thread, partial(_open_trainer, job, point, process_group, cache))
+    with TrainerThread() as thread:
+        trainer = await thread(partial(_open_trainer, job, point, process_group, cache))
         try:
             async with open_rollouts(job, trainer, thread, point, cache, report) as rollouts:
                 return await train_phase(job, rollouts, trainer, thread, point, log, report)
         finally:
-            await in_thread(thread, trainer.close)
+            await thread(trainer.close)
 
 
 async def train_phase(
     job: GspoJob,
     rollouts: PhaseRollouts,
     trainer: "GspoTrainer",
-    thread: ThreadPoolExecutor,
+    thread: TrainerThread,
     point: ResumePoint,
     log: StageLog,
     report: Report,
@@ -114,6 +114,9 @@ async def train_phase(
     async with (
         opened_replay(job) as replay,
         open_collector(job, rollouts, sampler, replay, point, report) as collector,
+        WeightTransfer(
+            rollouts.handover, collector, is_overlapped=job.recipe.rollout.mode == "asynchronous"
+        ) as transfer,
     ):
         phase = _Phase(
             job=job,
@@ -121,6 +124,7 @@ async def train_phase(
             trainer=trainer,
             thread=thread,
             collector=collector,
+            transfer=transfer,
             coverage=coverage,
             log=log,
             report=report,
@@ -147,8 +151,9 @@ class _Phase:
     job: GspoJob
     rollouts: PhaseRollouts
     trainer: "GspoTrainer"
-    thread: ThreadPoolExecutor
+    thread: TrainerThread
     collector: Collector
+    transfer: WeightTransfer
     coverage: ReplayCoverage
     log: StageLog
     report: Report
@@ -156,7 +161,7 @@ class _Phase:
     async def run_update(self, update: int, budget: Budget) -> _UpdateEnd:
         started, started_at = time.monotonic(), time.time()
         log = partial(self.log.add, update + 1, started_at=started_at)
-        collected = await collect_update(
+        collecting = collect_update(
             self.collector,
             update,
             self.job.recipe.rollout,
@@ -164,18 +169,17 @@ class _Phase:
             log=log,
             report=self.report,
         )
+        collected = await self.transfer.unless_failed(collecting)
         batch, rollout_s = collected.batch, time.monotonic() - started
         for line in reward_lines(batch.groups, limit=self.job.recipe.rollout.reported_rewards):
             self.report(Info(message=f"update {update + 1}: {line}"))
         for skipped in batch.skipped:
             self.report(Warned(message=f"update {update + 1}: {skipped}"))
-        trajectories = await self._with_evidence(batch.trajectories, update)
         update_started_at = time.time()
-        with self.rollouts.utilisation.trainer.busy():
-            metrics = await in_thread(self.thread, partial(self.trainer.update, trajectories))
+        metrics = await self._train(batch.trajectories, update)
         add_to_episodes(
             "train",
-            sorted({one.episode_id for one in trajectories if not (one.is_replay or one.is_canary)}),
+            sorted({one.episode_id for one in batch.trajectories if not one.is_replay}),
             started_at=update_started_at,
             attributes={"osworld.checkpoint_id": self.job.checkpoint_id, "osworld.update": update},
         )
@@ -186,6 +190,7 @@ class _Phase:
         metrics |= self.rollouts.utilisation.metrics()
         if self.rollouts.parity is not None:
             metrics |= self.rollouts.parity.metrics()
+        metrics |= await self.transfer.end()
         metrics |= {"rollout_s": rollout_s, "update_s": time.monotonic() - started - rollout_s}
         await asyncio.to_thread(log, metrics)
         num_updates = update + 1
@@ -194,34 +199,31 @@ class _Phase:
         stopped = "" if is_last else budget.end_reason(now=time.time())
         if is_last or stopped or num_updates % self.job.recipe.trainer.save_every == 0:
             save = partial(self._save, num_updates, metrics, self.collector.snapshot())
-            await in_thread(self.thread, partial(save, is_final=is_last, is_kept=bool(stopped)))
-        handed_over: Mapping[str, float] = {}
+            await self.thread(partial(save, is_final=is_last, is_kept=bool(stopped)))
         if not is_last and not stopped:
-            handed_over = await self._hand_over(num_updates)
-            await self.collector.advance(num_updates)
-        self.report(Metrics(update=num_updates, metrics={**metrics, **handed_over}))
+            await self.transfer.begin(num_updates)
+        self.report(Metrics(update=num_updates, metrics=metrics))
         if stopped:
             done = f"{num_updates} of {self.job.phase.num_updates} updates"
             self.report(Warned(message=f"{stopped}: stopped after {done}; it can be resumed"))
         return _UpdateEnd(budget=budget, stopped=stopped)
 
-    async def _hand_over(self, num_updates: int) -> Mapping[str, float]:
-        """Its metrics. The store has none of them, because the update is recorded before."""
-        started = time.monotonic()
-        num_bytes = await self.rollouts.handover(num_updates)
-        return {"handover_s": time.monotonic() - started, "handover_bytes": float(num_bytes)}
+    async def _train(self, trajectories: Sequence[Trajectory], update: int) -> dict[str, float]:
+        """Trains on these and, if none of their tokens was sampled with the trainer's weights, on a canary to compare.
+        While the weights are on their way to the engine, the update is scored; then its canary is sampled."""
+        if self.transfer.is_running:
+            late = self._canaries(trajectories, update)
+            with self.rollouts.utilisation.trainer.busy():
+                return await self.thread.update(self.trainer, trajectories, late)
+        canaries = await self._canaries(trajectories, update)
+        with self.rollouts.utilisation.trainer.busy():
+            return await self.thread(partial(self.trainer.update, (*trajectories, *canaries)))
 
-    def _held_text(self, metrics: Mapping[str, float]) -> str:
-        return (
-            f"held: its importance weights leave {metrics['effective_share']:.1%} of the batch, less than "
-            f"gspo.min_effective_share ({self.job.recipe.gspo.min_effective_share:.0%}); the weights are unchanged. "
-            "If this continues, lower rollout.max_staleness or gspo.learning_rate"
-        )
-
-    async def _with_evidence(self, trajectories: Sequence[Trajectory], update: int) -> Sequence[Trajectory]:
-        """Adds a canary if there is no token of the trainer's own weights to compare."""
+    async def _canaries(self, trajectories: Sequence[Trajectory], update: int) -> Sequence[Trajectory]:
+        """A canary of the weights that the engine has received, if one is needed."""
+        await self.transfer.wait()
         if not needs_canary(trajectories, update=update):
-            return trajectories
+            return ()
         canary = await sample_canary(
             trajectories,
             update=update,
@@ -229,7 +231,14 @@ class _Phase:
             sampling=self.job.sampling,
             image_id=self.rollouts.renderer.image_id,
         )
-        return (*trajectories, canary)
+        return (canary,)
+
+    def _held_text(self, metrics: Mapping[str, float]) -> str:
+        return (
+            f"held: its importance weights leave {metrics['effective_share']:.1%} of the batch, less than "
+            f"gspo.min_effective_share ({self.job.recipe.gspo.min_effective_share:.0%}); the weights are unchanged. "
+            "If this continues, lower rollout.max_staleness or gspo.learning_rate"
+        )
 
     def _save(
         self,

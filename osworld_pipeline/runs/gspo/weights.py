@@ -24,26 +24,30 @@ ReadWeights = Callable[[], Awaitable[Mapping[str, Any]]]
 """Reads the trainer's weights, or the adapter's factors under LoRA; they do not change before the next update."""
 SaveVersion = Callable[[int, Path], Awaitable[None]]
 """Writes the weights of a policy version to a folder. Raises as `SendWeights`, and StoreError."""
-WriteWeights = Callable[[Path], Awaitable[None]]
-"""Writes the same to a folder. Raises StoreError."""
+Write = Callable[[], None]
+"""Writes weights. Blocks; they must not change before it returns. Raises StoreError."""
+SaveWeights = Callable[[Path], Awaitable[Write]]
+"""Begins to save the trainer's weights to a folder. Raises StoreError."""
 LoadWeights = Callable[[Path, int], Awaitable[None]]
 """Loads a folder with its policy version into all engines. Raises EngineError."""
 LoadTrained = Callable[[TrainedWeights, int], Awaitable[None]]
 """Loads the trainer's weights with their policy version into all engines. Raises EngineError."""
 SendWeights = Callable[[int, Consume], Awaitable[None]]
 """Sends the trainer's weights. Raises TransientError if they are no longer those of the policy version."""
+Deliver = Callable[[], Awaitable[int]]
+"""Gives the engine the weights; it samples with them when this returns. They must not change before. Returns the bytes
+of weights that left this process, once for all servers.
+
+Raises:
+    EngineError: the engine cannot load them.
+    StoreError: they cannot be written.
+"""
 PREFIX = "weights-"
 
 
 class Handover(Protocol):
-    async def __call__(self, policy_version: int) -> int:
-        """The engine samples with the trainer's weights from here on. Returns the bytes of weights that left this
-        process, once for all servers.
-
-        Raises:
-            EngineError: the engine cannot load them.
-            StoreError: they cannot be written.
-        """
+    async def __call__(self, policy_version: int) -> Deliver:
+        """Takes the trainer's weights; its thread is free when this returns. Raises as `Deliver`."""
         ...
 
 
@@ -53,9 +57,12 @@ class InPlace:
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
-    async def __call__(self, policy_version: int) -> int:
-        self._engine.mark_updated(policy_version=policy_version)
-        return 0
+    async def __call__(self, policy_version: int) -> Deliver:
+        async def deliver() -> int:
+            self._engine.mark_updated(policy_version=policy_version)
+            return 0
+
+        return deliver
 
 
 class InMemory:
@@ -65,9 +72,14 @@ class InMemory:
         self._engine = engine
         self._read = read
 
-    async def __call__(self, policy_version: int) -> int:
-        await self._engine.load_state(await self._read(), policy_version=policy_version)
-        return 0
+    async def __call__(self, policy_version: int) -> Deliver:
+        weights = await self._read()
+
+        async def deliver() -> int:
+            await self._engine.load_state(weights, policy_version=policy_version)
+            return 0
+
+        return deliver
 
 
 class ThroughFolder:
@@ -75,18 +87,21 @@ class ThroughFolder:
     rejoins must find it. It is written separately from the checkpoint, whose optimiser state is several times as large
     and is still being written."""
 
-    def __init__(self, load: LoadWeights, write: WriteWeights, parent: Path) -> None:
+    def __init__(self, load: LoadWeights, save: SaveWeights, parent: Path) -> None:
         """`parent`: the parent folder; such folders of a killed run are removed from it."""
         self._load = load
-        self._write = write
+        self._save = save
         self._parent = parent
         self._written: Path | None = None
         for folder in parent.glob(f"{PREFIX}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    async def __call__(self, policy_version: int) -> int:
+    async def __call__(self, policy_version: int) -> Deliver:
         folder = self._parent / f"{PREFIX}{policy_version:04d}"
-        await self._write(folder)
+        return partial(self._deliver, folder, await self._save(folder), policy_version)
+
+    async def _deliver(self, folder: Path, write: Write, policy_version: int) -> int:
+        await asyncio.to_thread(write)
         # The digest is stored with it, so that the engines need not read all weights to identify them.
         await asyncio.to_thread(write_digest, folder)
         await self._load(folder, policy_version)
@@ -122,7 +137,10 @@ class Broadcast:
         self._saved = parent / f"{PREFIX}compared"
         shutil.rmtree(self._saved, ignore_errors=True)
 
-    async def __call__(self, policy_version: int) -> int:
+    async def __call__(self, policy_version: int) -> Deliver:
+        return partial(self._deliver, policy_version)
+
+    async def _deliver(self, policy_version: int) -> int:
         await asyncio.to_thread(shutil.rmtree, self._saved, ignore_errors=True)
         name = f"sent-{uuid4().hex[:19]}"
         trained = TrainedWeights(

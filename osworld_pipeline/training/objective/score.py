@@ -3,7 +3,7 @@
 Shapes: B sequences, T tokens, R rows and L positions of the batch's layout, N response tokens, D hidden size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -119,10 +119,11 @@ def score_trajectories(
     max_sequences: int | None = None,
     is_packed: bool = False,
     process_group: ProcessGroup | None = None,
+    before_pass: Callable[[], None] | None = None,
 ) -> list[torch.Tensor]:
     """Log-probabilities of each trajectory's tokens under the sampling distribution: at the trajectory's temperature,
     without the banned ids. Aligned with its token_ids, on the CPU; no gradients. The ranks share the work, and each
-    gets all results.
+    gets all results. `before_pass`: called before each pass, on every rank as often.
 
     Raises:
         TrainingError: a trajectory is malformed or has more than `max_tokens` tokens; names it.
@@ -139,6 +140,8 @@ def score_trajectories(
         is_packed=is_packed,
     )
     for micro_batches in rounds:
+        if before_pass is not None:
+            before_pass()
         micro_batch = micro_batches[process_group.rank]
         batch = build_batch(
             processor,

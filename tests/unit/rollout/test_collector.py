@@ -143,7 +143,7 @@ async def test_an_update_that_will_be_held_is_not_topped_up_and_runs_the_same_gr
     first = await collector.collect(0)
     assert fates(first) == ["too_few_valid"] * 2
     assert (await collector.hold(0)).groups == ()
-    await collector.advance(0)
+    collector.resume()
     ends.clear()
     again = await collector.collect(0)
     assert [group.group_id for group in again.groups] == [group.group_id for group in first.groups]

@@ -90,7 +90,7 @@ async def test_a_folder_handed_over_holds_the_adapter_alone_and_an_engine_loads_
     engine = open_copy(recipe, tiny_folder, trainer.processor)
     trainer.update(await sampled(engine, trainer.processor, 0, 0))
     folder = tmp_path / "weights-0001"
-    trainer.save_weights(folder)
+    trainer.save_weights(folder)()
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     adapter = {"adapter/adapter_config.json", "adapter/adapter_model.safetensors", "adapter/base.json"}
     assert adapter | {"config.json", "tokenizer.json"} <= names

@@ -94,7 +94,12 @@ def difference(one: Path, other: Path) -> float:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_ranks_give_the_weights_and_losses_of_one(alone: Path, together: Path, variant: str) -> None:
     one, two = (folder / variant / "checkpoints" for folder in (alone, together))
-    for name in ("sft.partial/update-0002", "sft-resumed.partial/update-0003", "gspo.partial/update-0001"):
+    for name in (
+        "sft.partial/update-0002",
+        "sft-resumed.partial/update-0003",
+        "gspo.partial/update-0001",
+        "gspo-late.partial/update-0002",
+    ):
         assert difference(one / name, two / name) < 1e-5, name
         assert saved_metrics(two / name) == pytest.approx(saved_metrics(one / name), abs=1e-5, rel=1e-5), name
     handed_over = [folder / variant / "weights-0001" for folder in (alone, together)]
@@ -102,7 +107,8 @@ def test_two_ranks_give_the_weights_and_losses_of_one(alone: Path, together: Pat
     ours, theirs = (torch.load(folder.with_name("weights.pt")) for folder in handed_over)
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
     for folder in handed_over:
-        sent = torch.load(folder.with_name("sent.pt"))
+        sent, *between = (torch.load(folder.with_name(f"{name}.pt")) for name in ("sent", "between-0", "between-1"))
+        assert all(torch.equal(one[name], tensor) for one in between for name, tensor in sent.items())
         if variant != "lora":
             written = saved_weights(folder)
             assert sent.keys() == written.keys()

@@ -2,13 +2,14 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from training_samples import as_sampled, conversation
+from training_samples import Scripted, as_sampled, conversation
 
 from osworld_pipeline.atomic_io import write_file
 from osworld_pipeline.domain.state import StateDir
@@ -72,6 +73,10 @@ def save(state: StateDir, trainer: DistributedTrainer, name: str, metrics: dict[
     trainer.wait_saved()
 
 
+def keep(path: Path, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+    torch.save({name: one.clone() for name, one in weights}, path)
+
+
 def run(trainer: DistributedTrainer, process_group: ProcessGroup, work: Callable[[], None]) -> None:
     if not process_group.is_main:
         trainer.run_worker()
@@ -97,9 +102,17 @@ def train(process_group: ProcessGroup, model: Path, out: Path, variant: str) -> 
 
     def reinforce() -> None:
         save(state, gspo, "gspo", gspo.update(rollouts(parent, gspo.processor, 0)))
-        gspo.save_weights(out / "weights-0001")
-        gspo.send_weights(lambda weights: torch.save({name: one.clone() for name, one in weights}, out / "sent.pt"))
+        gspo.save_weights(out / "weights-0001")()
+        gspo.send_weights(partial(keep, out / "sent.pt"))
         torch.save({name: tensor.clone() for name, tensor in gspo.weights().items()}, out / "weights.pt")
+        # The next update begins before its weights have reached the servers.
+        stale = [replace(one, policy_versions=(0,) * len(one.token_ids)) for one in rollouts(parent, gspo.processor, 1)]
+        canary = rollouts(out / "weights-0001", gspo.processor, 2, 1)[0]
+        arrivals = Scripted(
+            [(2, partial(keep, out / "between-0.pt")), (99, partial(keep, out / "between-1.pt"))],
+            lambda: [replace(canary, trajectory_id="canary", advantage=0.0, is_canary=True)],
+        )
+        save(state, gspo, "gspo-late", gspo.update(stale, arrivals))
 
     run(gspo, process_group, reinforce)
     resume(process_group, out, out, variant)

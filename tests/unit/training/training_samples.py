@@ -2,6 +2,8 @@
 
 import io
 import json
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from osworld_pipeline.agent.observation_text import assistant_message, system_me
 from osworld_pipeline.agent.renderer import Renderer, render_demonstration
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import TinyModelSection
+from osworld_pipeline.training.between_passes import Consume
 from osworld_pipeline.training.objective.score import score_trajectories
 
 SMALL = TinyModelSection(
@@ -68,3 +71,19 @@ def as_sampled(model, processor, trajectories: list[Trajectory], advantages: lis
         replace(trajectory, sampled_logprobs=tuple(row.tolist()), advantage=advantage)
         for trajectory, row, advantage in zip(trajectories, logprobs, advantages, strict=True)
     ]
+
+
+class Scripted:
+    """Arrivals of an update: receivers that wait from the nth look on, and the canaries last."""
+
+    def __init__(self, receivers: Sequence[tuple[int, Consume]], canaries: Callable[[], Sequence[Trajectory]]) -> None:
+        self._receivers = deque(receivers)
+        self._canaries = canaries
+        self.num_looks = 0
+
+    def due(self) -> Consume | None:
+        self.num_looks += 1
+        return self._receivers.popleft()[1] if self._receivers and self._receivers[0][0] <= self.num_looks else None
+
+    def next(self) -> Consume | Sequence[Trajectory]:
+        return self._receivers.popleft()[1] if self._receivers else self._canaries()

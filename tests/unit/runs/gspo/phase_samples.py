@@ -5,7 +5,6 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,8 @@ from osworld_pipeline.rollout.utilisation import BusyMeter, Utilisation
 from osworld_pipeline.runs.gspo.engine import PhaseRollouts
 from osworld_pipeline.runs.gspo.job import GspoJob, resume_point
 from osworld_pipeline.runs.gspo.train_gspo import train_phase
+from osworld_pipeline.runs.gspo.trainer_thread import TrainerThread
+from osworld_pipeline.runs.gspo.weights import Deliver
 from osworld_pipeline.runs.job import Policy
 from osworld_pipeline.runs.messages import Message, Metrics, Warned
 from osworld_pipeline.runs.metrics.serving import observed_program
@@ -40,6 +41,7 @@ from osworld_pipeline.runs.stage_log import stage_log
 from osworld_pipeline.store import TrajectoryStore
 from osworld_pipeline.tables.catalog import fresh_views
 from osworld_pipeline.tables.owned import write_table
+from osworld_pipeline.training.between_passes import Arrivals
 from osworld_pipeline.training.weights.checkpoint import write_documents, writing_folder
 
 NUM_UPDATES = 4
@@ -53,16 +55,17 @@ class Killed(BaseException):
 
 @dataclass
 class Fuse:
-    """Kills at the nth time that somebody passes a place."""
+    """Kills, or raises another error, at the nth time that somebody passes a place."""
 
     place: str = ""
     count: int = 0
+    raises: BaseException = field(default_factory=Killed)
     passed: Counter[str] = field(default_factory=Counter)
 
     def pass_by(self, place: str) -> None:
         self.passed[place] += 1
         if place == self.place and self.passed[place] == self.count:
-            raise Killed
+            raise self.raises
 
 
 class ChainTrainer:
@@ -73,10 +76,17 @@ class ChainTrainer:
         self.num_updates = num_updates
         self.weights_digest: str = json.loads(saved.read_text()) if saved.is_file() else "fresh"
         self.seen: list[tuple[int, Sequence[Trajectory]]] = []
+        self.num_late = 0
+        """Updates that began while their weights were on their way to the engine."""
         self._fuse = fuse
 
-    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def update(self, trajectories: Sequence[Trajectory], arrivals: Arrivals | None = None) -> dict[str, float]:
         self._fuse.pass_by("update")
+        if arrivals is not None:
+            canaries = arrivals.next()
+            assert not callable(canaries), "this engine takes the weights by itself"
+            trajectories = (*trajectories, *canaries)
+            self.num_late += 1
         self.seen.append((self.num_updates, trajectories))
         told = [(one.trajectory_id, round(one.advantage, 6), one.policy_versions) for one in trajectories]
         self.weights_digest = digest_json([self.weights_digest, told])
@@ -105,16 +115,24 @@ Faults = Callable[[int], Outcome | None]
 class ChainEngine:
     """Episodes that depend on seed and weights alone, but for faults; each takes the configured time."""
 
-    def __init__(self, trainer: ChainTrainer, fuse: Fuse, faults: Faults) -> None:
+    def __init__(self, trainer: ChainTrainer, fuse: Fuse, faults: Faults, *, handover_s: float = 0.0) -> None:
         self.version, self.weights = trainer.num_updates, trainer.weights_digest
         self._trainer = trainer
         self._fuse = fuse
         self._faults = faults
+        self._handover_s = handover_s
         self._num_begun = itertools.count()
 
-    async def hand_over(self, policy_version: int) -> int:
-        self.version, self.weights = policy_version, self._trainer.weights_digest
-        return len(self.weights)
+    async def hand_over(self, policy_version: int) -> Deliver:
+        async def deliver() -> int:
+            taken = self._trainer.weights_digest
+            await asyncio.sleep(self._handover_s)
+            self._fuse.pass_by("handover")
+            assert self._trainer.weights_digest == taken, "the trainer waits with its first step"
+            self.version, self.weights = policy_version, taken
+            return len(taken)
+
+        return deliver
 
     async def generate(self, request: GenerateRequest) -> GenerateResult:
         return GenerateResult(
@@ -223,13 +241,14 @@ def run_phase(
     fuse: Fuse | None = None,
     *,
     faults: Faults = lambda _: None,
+    handover_s: float = 0.0,
     fails: type[BaseException] | None = None,
 ) -> Ran:
     """A process of its own, as far as the phase can tell: begins at what is on disk, and may be killed or fail."""
     fuse = fuse or Fuse()
     point = resume_point(job)
     trainer: Any = ChainTrainer(point.folder, point.num_updates, fuse)
-    engine = ChainEngine(trainer, fuse, faults)
+    engine = ChainEngine(trainer, fuse, faults, handover_s=handover_s)
     reported: list[Message] = []
     result: dict[str, Any] = {}
 
@@ -245,7 +264,7 @@ def run_phase(
         stage = job.training_stage
         with (
             stage_log(TrajectoryStore(job.state), stage, num_updates=point.num_updates) as log,
-            ThreadPoolExecutor(1) as thread,
+            TrainerThread() as thread,
             observed_program("train_gspo", job.model_dump(mode="json"), reported.append) as report,
         ):
             result.update(await train_phase(job, rollouts, trainer, thread, point, log, report))

@@ -38,11 +38,11 @@ def test_episodes_updates_and_utilisation_are_served_during_the_phase(
     assert NUM_EPISODES - 6 <= ended < NUM_EPISODES
     assert last["osworld_steps_total"] == 2 * ended
     assert last["osworld_updates"] >= 1
-    assert last["osworld_handover_seconds_count"] == last["osworld_updates"]
-    assert last["osworld_handover_bytes_total"] > 0
+    assert last["osworld_handover_seconds_count"] == last["osworld_updates"] - 1, "not of the weights in the making"
+    assert (last["osworld_handover_bytes_total"] > 0) == (last["osworld_updates"] > 1)
     assert last["osworld_update_metric loss"] == 0.0
     assert last["osworld_busy_seconds_total trainer"] > 0
     assert last["osworld_progress_planned train_gspo"] == NUM_EPISODES
     assert (last["osworld_groups running"] > 0) == (mode == "asynchronous")
-    assert "handover_s" in ran.metrics[1]
+    assert ["handover_s" in ran.metrics[update] for update in (1, 2, 3, 4)] == [False, True, True, True]
     assert list(job.state.metrics_targets.iterdir()) == []

@@ -58,13 +58,14 @@ def test_synchronous_a_kill_changes_nothing_of_what_is_learned_and_recorded(
     assert checkpoint.num_updates == NUM_UPDATES
 
 
-@pytest.mark.parametrize(("place", "count"), PLACES)
+@pytest.mark.parametrize("handover_s", [0.0, 0.02])
+@pytest.mark.parametrize(("place", "count"), [*PLACES, ("handover", 2)])
 def test_asynchronous_a_kill_loses_no_group_and_counts_none_twice(
-    tmp_path: Path, processor: Any, place: str, count: int
+    tmp_path: Path, processor: Any, place: str, count: int, handover_s: float
 ) -> None:
     job = job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=1))
-    run_phase(job, processor, Fuse(place, count), fails=Killed)
-    first = run_phase(job, processor)
+    run_phase(job, processor, Fuse(place, count), handover_s=handover_s, fails=Killed)
+    first = run_phase(job, processor, handover_s=handover_s)
     assert {update for update, _ in first.trainer.seen} == set(range(NUM_UPDATES - len(first.metrics), NUM_UPDATES))
     for update, trajectories in first.trainer.seen:
         versions = [version for one in trajectories for version in one.policy_versions or () if version >= 0]
@@ -78,11 +79,13 @@ def test_asynchronous_a_kill_loses_no_group_and_counts_none_twice(
     assert all(one.update == int(part[-4:]) for part, episodes in found.items() for one in episodes)
 
 
+@pytest.mark.parametrize("handover_s", [0.0, 0.05])
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
 def test_every_update_holds_a_token_of_its_own_weights_to_compare(
-    tmp_path: Path, processor: Any, max_staleness: int
+    tmp_path: Path, processor: Any, max_staleness: int, handover_s: float
 ) -> None:
-    ran = run_phase(job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=max_staleness)), processor)
+    job = job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=max_staleness))
+    ran = run_phase(job, processor, handover_s=handover_s)
     num_canaries = 0
     for update, trajectories in ran.trainer.seen:
         canaries = [one for one in trajectories if one.is_canary]
@@ -90,6 +93,26 @@ def test_every_update_holds_a_token_of_its_own_weights_to_compare(
         assert len(canaries) == int(bool(trajectories) and not is_fresh)
         num_canaries += len(canaries)
     assert max_staleness < 3 or num_canaries > 0
+    # With a bound of 0 there is nothing to score before the weights have arrived.
+    assert (ran.trainer.num_late > 0) == (handover_s > 0 and max_staleness > 0)
+
+
+def test_a_synchronous_phase_collects_nothing_before_its_weights_have_arrived(tmp_path: Path, processor: Any) -> None:
+    quick, slow = (job_of(tmp_path / name, recipe_of()) for name in ("quick", "slow"))
+    at_once, late = run_phase(quick, processor), run_phase(slow, processor, handover_s=0.05)
+    assert late.trainer.num_late == 0
+    assert late.trainer.weights_digest == at_once.trainer.weights_digest
+    assert late.metrics[2]["handover_s"] > 0.05 > at_once.metrics[2]["handover_s"]
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize("handover_s", [0.0, 0.02])
+def test_weights_that_do_not_arrive_end_the_phase(tmp_path: Path, processor: Any, mode: str, handover_s: float) -> None:
+    fuse = Fuse("handover", 2, raises=EngineError("no server took the weights"))
+    job = job_of(tmp_path, recipe_of(mode=mode))
+    ran = run_phase(job, processor, fuse, handover_s=handover_s, fails=EngineError)
+    assert ran.error == "no server took the weights"
+    assert ran.trainer.num_updates == 2, "nothing was trained that could not be compared"
 
 
 def test_what_was_recorded_beyond_the_checkpoint_counts_no_more_before_anything_is_rolled_out(

@@ -1,5 +1,6 @@
 """How weights get from the trainer to what samples: no copy too many, no folder left, no engine without the newest."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from osworld_pipeline.agent.adapters import FOLDER
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes import Recipe, load_recipe
-from osworld_pipeline.runs.gspo.weights import InMemory, InPlace, ThroughFolder, shares_model
+from osworld_pipeline.runs.gspo.weights import Handover, InMemory, InPlace, ThroughFolder, Write, shares_model
 
 
 class Recorder:
@@ -31,8 +32,12 @@ class Recorder:
         self.calls.append((folder.name, policy_version))
 
 
-async def write(folder: Path) -> None:
-    make_folder(folder)
+async def save(folder: Path) -> Write:
+    return partial(make_folder, folder)
+
+
+async def hand_over(handover: Handover, policy_version: int) -> int:
+    return await (await handover(policy_version))()
 
 
 def make_folder(folder: Path) -> None:
@@ -46,45 +51,48 @@ def folders(parent: Path) -> list[str]:
 
 async def test_a_shared_model_is_only_marked_and_a_copy_gets_the_weights() -> None:
     engine = Recorder()
-    assert await InPlace(engine)(3) == 0, "nothing leaves the process"
+    assert await hand_over(InPlace(engine), 3) == 0, "nothing leaves the process"
 
     async def read() -> dict[str, int]:
         return {"w": 1}
 
-    assert await InMemory(engine, read)(4) == 0
+    assert await hand_over(InMemory(engine, read), 4) == 0
     assert engine.calls == [("in place", 3), ({"w": 1}, 4)]
 
 
 async def test_a_folder_stays_until_the_next_one_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "weights-0007").mkdir()
     engine = Recorder()
-    handover = ThroughFolder(engine.load, write, tmp_path)
+    handover = ThroughFolder(engine.load, save, tmp_path)
     assert folders(tmp_path) == [], "what a killed run left is gone"
-    await handover(1)
+    await hand_over(handover, 1)
     assert folders(tmp_path) == ["weights-0001"]
-    await handover(2)
+    await hand_over(handover, 2)
     assert folders(tmp_path) == ["weights-0002"]
     assert engine.calls == [("weights-0001", 1), ("weights-0002", 2)]
 
 
 async def test_the_bytes_of_whole_weights_and_of_an_adapter_are_those_that_were_written(tmp_path: Path) -> None:
-    async def write_tensors(folder: Path) -> None:
+    def write(folder: Path) -> None:
         (folder / FOLDER).mkdir(parents=True)
         make_folder(folder / "else")
         (folder / "weights").touch()
         (folder / "model.safetensors").write_bytes(b"w" * 50)
         (folder / FOLDER / "adapter_model.safetensors").write_bytes(b"w" * 8)
 
-    assert await ThroughFolder(Recorder().load, write_tensors, tmp_path)(1) == 58
+    async def save_tensors(folder: Path) -> Write:
+        return partial(write, folder)
+
+    assert await hand_over(ThroughFolder(Recorder().load, save_tensors, tmp_path), 1) == 58
 
 
 async def test_weights_that_an_engine_refuses_end_the_run_and_those_before_them_stay(tmp_path: Path) -> None:
     engine = Recorder()
-    handover = ThroughFolder(engine.load, write, tmp_path)
-    await handover(1)
+    handover = ThroughFolder(engine.load, save, tmp_path)
+    await hand_over(handover, 1)
     engine.error = EngineError("no server took the weights")
     with pytest.raises(EngineError, match="no server took the weights"):
-        await handover(2)
+        await hand_over(handover, 2)
     assert "weights-0001" in folders(tmp_path)
 
 
