@@ -5,6 +5,7 @@ import argparse
 import asyncio
 import io
 import os
+import random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class StubDriver:
     task: Task
     step_s: float
     screenshot: bytes
+    success_share: float
 
     async def prepare(self) -> None: ...
 
@@ -70,7 +72,7 @@ class StubDriver:
         )
 
     async def evaluate(self, *, last_action: str | None) -> float:
-        return 0.0
+        return float(random.random() < self.success_share)
 
     async def close(self) -> None: ...
 
@@ -80,19 +82,29 @@ class StubPlan:
     task: Task
     step_s: float
     screenshot: bytes
+    success_share: float
 
     def drive(self, desktop: ProvidedDesktop) -> StubDriver:
-        return StubDriver(task=self.task, step_s=self.step_s, screenshot=self.screenshot)
+        return StubDriver(
+            task=self.task, step_s=self.step_s, screenshot=self.screenshot, success_share=self.success_share
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StubDrivers:
     step_s: float = STEP_S
     screenshot: bytes = SCREENSHOT
+    success_share: float = 0.0
+    """Share of the episodes that succeed, at random."""
     grader_version: str = "stub"
 
     def plan(self, task_config: Mapping[str, Any]) -> StubPlan:
-        return StubPlan(task=Task.from_config(task_config), step_s=self.step_s, screenshot=self.screenshot)
+        return StubPlan(
+            task=Task.from_config(task_config),
+            step_s=self.step_s,
+            screenshot=self.screenshot,
+            success_share=self.success_share,
+        )
 
     async def close(self) -> None: ...
 
@@ -105,17 +117,26 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--step-s", type=float, default=STEP_S)
     parser.add_argument("--drain-episodes-s", type=float, default=0.0)
+    parser.add_argument("--screen-size", default="1920x1080", help="the size that it states")
+    parser.add_argument("--success-share", type=float, default=0.0)
     parser.add_argument("--decodable", action="store_true", help="the picture is a PNG of one colour")
     arguments = parser.parse_args()
+    width, height = map(int, arguments.screen_size.split("x"))
     settings = Settings(
         num_replicas=arguments.replicas,
+        screen_width=width,
+        screen_height=height,
         host=arguments.host,
         port=arguments.port,
         ready_file=arguments.ready_file,
         drain_episodes_s=arguments.drain_episodes_s,
         token=SecretStr(os.environ["ENV_SERVER_TOKEN"]) if "ENV_SERVER_TOKEN" in os.environ else None,
     )
-    drivers = StubDrivers(step_s=arguments.step_s, screenshot=_one_colour() if arguments.decodable else SCREENSHOT)
+    drivers = StubDrivers(
+        step_s=arguments.step_s,
+        screenshot=_one_colour() if arguments.decodable else SCREENSHOT,
+        success_share=arguments.success_share,
+    )
     with bind(settings) as listener:
         run_server(settings, StubProvider(), drivers, listener)
     return 0

@@ -1,5 +1,6 @@
-"""A storm over the env servers of three hosts during asynchronous GSPO: 768 to 1,536 simulated desktops and a few real
-ones, while servers are killed, drain, join and lose their network. `make test-storm` runs it for half an hour."""
+"""A storm over the env servers of three hosts during asynchronous GSPO, with the program and its trainer and engine as
+they are launched: 768 to 1,536 simulated desktops and a few real ones, while servers are killed, drain, join and lose
+their network. `make test-storm` runs it for half an hour."""
 
 import json
 import os
@@ -33,10 +34,12 @@ NUM_DESKTOPS = 256
 NUM_SLOTS = 6 * NUM_DESKTOPS + 8
 """Episodes in flight: as many as there may be desktops, so that a server that joins is wanted."""
 PORT, REAL_PORT, LATE_PORT = 8100, 8101, 8102
-STEP_S = 20.0
-DRAIN_S = 120.0
+STEP_S = 50.0
+DRAIN_S = 240.0
 START_LIMIT_S = 300.0
-END_LIMIT_S = 300.0
+END_LIMIT_S = 600.0
+RAMP_S = 60.0
+"""The program's time beyond the storm, in which its first episodes begin."""
 KINDS = ("kill", "drain", "join", "silence")
 QUIET_S = (8.0, 20.0)
 """Between two blows."""
@@ -66,11 +69,12 @@ class Fleet:
     def start(self, url: str) -> None:
         host, port = self.hosts[self._names[url]], int(url.rpartition(":")[2])
         common = ["--host", host.address, "--port", str(port), "--drain-episodes-s", str(DRAIN_S)]
+        common += ["--screen-size", "512x320"]
         if port == REAL_PORT:
-            command = [str(Path(sys.executable).with_name("env-server")), "--screen-size", "512x320", *common]
+            command = [str(Path(sys.executable).with_name("env-server")), *common]
         else:
             command = [sys.executable, "-m", "benchmarks.stub", "--decodable", "--step-s", str(STEP_S), *common]
-            command += ["--replicas", str(NUM_DESKTOPS)]
+            command += ["--replicas", str(NUM_DESKTOPS), "--success-share", "0.5"]
         # The environment of this process has no token, and its folder has the benchmarks.
         self.servers[url] = host.start(*command, environment={"ENV_SERVER_TOKEN": TOKEN}, folder=Path.cwd())
 
@@ -103,6 +107,8 @@ def test_no_episode_is_lost_or_counted_twice_in_a_storm_of_faults(fleet: Fleet) 
         ",".join([*simulated, *real, *late]),
         "--slots",
         str(NUM_SLOTS),
+        "--seconds",
+        str(SECONDS + RAMP_S),
         "--folder",
         str(folder),
     ]
@@ -119,7 +125,6 @@ def test_no_episode_is_lost_or_counted_twice_in_a_storm_of_faults(fleet: Fleet) 
             if not fleet.is_running(url):  # it was killed, or has drained
                 fleet.start(url)
         time.sleep(rng.uniform(*QUIET_S))
-    (folder / "stop").touch()
     run.wait(END_LIMIT_S)
     check(folder, json.loads(run.output().splitlines()[-1]), fleet, late, since=calm_until)
 
@@ -148,10 +153,11 @@ def strike(blow: str, fleet: Fleet, rng: random.Random, simulated: list[str], la
     fleet.blows[blow] += 1
 
 
-def check(folder: Path, figures: dict[str, Any], fleet: Fleet, late: list[str], *, since: float) -> None:
+def check(folder: Path, result: dict[str, Any], fleet: Fleet, late: list[str], *, since: float) -> None:
     store = TrajectoryStore(StateDir(folder / "state"))
     episodes = [one for part in store.read_parts(store.existing_parts()).values() for one in part]
-    assert len(episodes) == figures["episodes"] > 0
+    updates = result["updates"]
+    assert len(episodes) == sum(one["num_episodes"] for one in updates) > 0
     assert len({one.episode_id for one in episodes}) == len(episodes), "counted twice"
     members: dict[str, set[str]] = {}
     for one in episodes:
@@ -164,11 +170,14 @@ def check(folder: Path, figures: dict[str, Any], fleet: Fleet, late: list[str], 
     joined = [wait for url in late for wait in joins(kept, url)]
     outcomes = Counter(str(one.outcome) for one in episodes)
     repeated = sum(bool(one.earlier_faults) for one in episodes)
+    trained = [one for one in updates if "loss" in one]
     print(
-        f"\n{SECONDS:.0f} s, {dict(fleet.blows)}: {figures['updates']} updates, {len(episodes)} episodes, none lost or "
-        f"counted twice; {dict(outcomes)}, {repeated} begun again; desktops in use {busy:.1%}; joined servers in use "
-        f"after {[round(wait, 1) for wait in joined]} s"
+        f"\n{SECONDS:.0f} s, {dict(fleet.blows)}: {len(trained)} of {len(updates)} updates trained, {len(episodes)} "
+        f"episodes, none lost or counted twice; {dict(outcomes)}, {repeated} begun again; desktops in use {busy:.1%}; "
+        f"joined servers in use after {[round(wait, 1) for wait in joined]} s; largest difference of trainer and "
+        f"sampler {max(one['trainer_sampler_logprob_diff'] for one in trained):.2g}"
     )
+    assert result["stopped"], "the time ended it"
     assert busy >= BUSY_BAR
     assert max(joined, default=0.0) <= JOIN_LIMIT_S
 

@@ -45,7 +45,8 @@ ORDER BY stage_key, "update"
 
 _TIME_OF_UPDATES = """
 SELECT stage, count(*) AS updates, round(avg(coalesce(rollout_s, 0) + update_s), 3) AS mean_s,
-       round(avg(rollout_s), 3) AS rollout_s, round(avg(score_s), 3) AS score_s, round(avg(forward_s), 3) AS forward_s,
+       round(avg(rollout_s), 3) AS rollout_s, round(avg(score_s), 3) AS score_s,
+       round(avg(canary_wait_s), 3) AS canary_wait_s, round(avg(forward_s), 3) AS forward_s,
        round(avg(optimizer_s), 3) AS optimizer_s, round(avg(tokens_per_s), 1) AS tokens_per_s
 FROM updates
 GROUP BY stage

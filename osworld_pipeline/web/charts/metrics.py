@@ -68,6 +68,7 @@ BUSY_METRICS = (
 TIME_METRICS = (
     _metric("rollout_s", line="rollouts"),
     _metric("score_s", line="scoring"),
+    _metric("canary_wait_s", line="waiting for weights"),
     _metric("forward_s", line="passes"),
     _metric("optimizer_s", line="optimiser"),
 )
