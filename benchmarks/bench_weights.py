@@ -5,7 +5,7 @@ servers together, and one to each server in turn.
 Prints bytes, the seconds that a handover takes, how long each server samples nothing, and when the trainer can take the
 first optimiser step of its next update: if it scores the batch after the handover, and if it scores meanwhile, as in an
 asynchronous phase. Needs the sglang environment (`osworld-pipeline setup sglang`); each round runs every way twice, on
-the same servers, with the weights of another update.
+the same servers, with changed weights. The updates end before their optimiser steps.
 """
 
 import argparse
@@ -136,7 +136,6 @@ async def _measure(place: Path, arguments: argparse.Namespace) -> tuple[int, dic
         batch = await thread(partial(_batch, trainer, arguments.sequences))
         async with launched_servers(recipe, StateDir(place), checkpoint) as launched:
             launched = _with_port(launched, port)
-            await thread(partial(trainer.update, [*batch, _canary_of(batch)]))
             for number in range(arguments.rounds + 1):  # the first of each warms up
                 for way, settings in WAYS.items():
                     bench = _Bench(place, checkpoint, launched, settings, trainer, thread, batch)
@@ -164,14 +163,11 @@ def _batch(trainer: GspoTrainer, num_sequences: int) -> list[Trajectory]:
         for number in range(num_sequences)
     ]
     scored = score_trajectories(trainer.model, trainer.processor, drawn)
+    # So far off that the update is held once it is scored (gspo.min_effective_share).
     return [
-        replace(one, sampled_logprobs=tuple(row.tolist()), policy_versions=(-1,) * 200)
+        replace(one, sampled_logprobs=tuple((row + rng.random()).tolist()), policy_versions=(-1,) * 200)
         for one, row in zip(drawn, scored, strict=True)
     ]
-
-
-def _canary_of(batch: Sequence[Trajectory]) -> Trajectory:
-    return replace(batch[0], trajectory_id="canary", advantage=0.0, is_canary=True, policy_versions=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,10 +208,12 @@ class _Bench:
             collector: Any = _NoGroups()
             with _pauses() as pauses:
                 async with WeightTransfer(self._handover(engine), collector, is_overlapped=is_overlapped) as transfer:
+                    await self.thread(self._change_weights)
                     start = time.perf_counter()
                     await transfer.begin(self.trainer.num_updates)
                     metrics = await self._update(engine, transfer, is_overlapped=is_overlapped)
-                    step_s = time.perf_counter() - start - metrics["forward_s"] - metrics["optimizer_s"]
+                    step_s = time.perf_counter() - start
+                    assert metrics["is_held"], "the update ends with its scoring"
                     handed_over = await transfer.end()
             return _Run(handover_s=handed_over["handover_s"], paused_s=pauses, step_s=step_s)
         finally:
@@ -237,6 +235,10 @@ class _Bench:
             return await self.thread.update(self.trainer, self.batch, canaries())
         arrived = await canaries()
         return await self.thread(partial(self.trainer.update, [*self.batch, *arrived]))
+
+    def _change_weights(self) -> None:
+        with torch.no_grad():
+            next(self.trainer.model.parameters()).add_(1e-4 * (1 + self.trainer.num_updates))
 
     def _handover(self, engine: SglangEngine) -> Handover:
         async def load(folder: Path, policy_version: int) -> None:
@@ -270,7 +272,7 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
         settings=[
             *("engine.kind=sglang", "engine.launch.device=cpu", f"engine.launch.num_servers={arguments.servers}"),
             *(f"model.hidden_size={arguments.hidden_size}", f"model.num_layers={arguments.layers}"),
-            *("engine.request_timeout_s=600", "gspo.learning_rate=1e-6", "gspo.min_effective_share=0"),
+            *("engine.request_timeout_s=600", "gspo.kl_coef=0", "gspo.min_effective_share=1"),
         ],
     )
 

@@ -39,7 +39,9 @@ _METRICS: Sequence[pa.Field] = (
     column("handover_s", FLOAT, "Time until the engine had the weights that it trained.", SECONDS),
     column("rollout_s", FLOAT, "Time waiting for rollouts.", SECONDS),
     column("score_s", FLOAT, "Time of the log-probabilities before the update.", SECONDS),
-    column("canary_wait_s", FLOAT, "Time after scoring until the engine had the weights and had sampled a canary.", SECONDS),
+    column(
+        "canary_wait_s", FLOAT, "Time after scoring until the engine had the weights and had sampled a canary.", SECONDS
+    ),
     column("forward_s", FLOAT, "Time of forward and backward passes.", SECONDS),
     column("optimizer_s", FLOAT, "Time of optimiser steps.", SECONDS),
     column("update_s", FLOAT, "Time of the trainer, from the batch to the new weights.", SECONDS),

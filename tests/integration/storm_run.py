@@ -1,6 +1,6 @@
 """The program of the storm: asynchronous GSPO over env servers, as it is launched, with a tiny policy that was taught
-to wait. It runs for the given time, and writes once a second to `samples.jsonl` what each server answers and how many of
-its desktops are in use."""
+to wait. It runs for the given time, and writes once a second to `samples.jsonl` what each server answers and how many
+of its desktops are in use."""
 
 import argparse
 import asyncio

@@ -17,9 +17,12 @@ from typing import Any
 import pytest
 from cluster_hosts import Host, Running, network
 from storm_run import GROUP_SIZE
+from test_training_faults import NOTHING
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.store import TrajectoryStore
+from osworld_pipeline.tables.catalog import rebuild_catalog
+from osworld_pipeline.tables.query import run_query
 
 SECONDS = float(os.environ.get("OSWORLD_STORM_S") or 0)
 pytestmark = [
@@ -154,29 +157,32 @@ def strike(blow: str, fleet: Fleet, rng: random.Random, simulated: list[str], la
 
 
 def check(folder: Path, result: dict[str, Any], fleet: Fleet, late: list[str], *, since: float) -> None:
-    store = TrajectoryStore(StateDir(folder / "state"))
+    state = StateDir(folder / "state")
+    store, updates = TrajectoryStore(state), result["updates"]
     episodes = [one for part in store.read_parts(store.existing_parts()).values() for one in part]
-    updates = result["updates"]
-    assert len(episodes) == sum(one["num_episodes"] for one in updates) > 0
-    assert len({one.episode_id for one in episodes}) == len(episodes), "counted twice"
+    rebuild_catalog(state)
+    fates = dict(run_query(state, "SELECT fate, sum(len(episode_ids))::INT FROM rollout_groups GROUP BY 1").rows)
+    kept = samples(folder, since)
+    busy = sum(busy_share(one) for one in kept) / len(kept)
+    joined = [wait for url in late for wait in joins(kept, url)]
+    trained = [one for one in updates if "loss" in one]
+    print(
+        f"\n{SECONDS:.0f} s, {dict(fleet.blows)}: {len(trained)} of {len(updates)} updates trained, largest difference "
+        f"of trainer and sampler {max(one['trainer_sampler_logprob_diff'] for one in trained):.2g}; {len(episodes)} "
+        f"episodes, {fates}, {dict(Counter(str(one.outcome) for one in episodes))}, "
+        f"{sum(bool(one.earlier_faults) for one in episodes)} begun again; desktops in use {busy:.1%}; joined servers "
+        f"in use after {[round(wait, 1) for wait in joined]} s"
+    )
+    assert len({one.episode_id for one in episodes}) == len(episodes) == sum(fates.values()) > 0, "counted twice"
+    assert len(episodes) - fates.get("held", 0) == sum(one["num_episodes"] for one in updates)
+    for what, sql in NOTHING.items():
+        assert run_query(state, sql).rows == [], what
     members: dict[str, set[str]] = {}
     for one in episodes:
         members.setdefault(one.group_id or "", set()).add(one.episode_id)
     planned = {f"s{index:02d}" for index in range(GROUP_SIZE)}
     for group, ids in members.items():
         assert {one.removeprefix(f"{group}-") for one in ids} >= planned, f"an episode of {group} is lost"
-    kept = samples(folder, since)
-    busy = sum(busy_share(one) for one in kept) / len(kept)
-    joined = [wait for url in late for wait in joins(kept, url)]
-    outcomes = Counter(str(one.outcome) for one in episodes)
-    repeated = sum(bool(one.earlier_faults) for one in episodes)
-    trained = [one for one in updates if "loss" in one]
-    print(
-        f"\n{SECONDS:.0f} s, {dict(fleet.blows)}: {len(trained)} of {len(updates)} updates trained, {len(episodes)} "
-        f"episodes, none lost or counted twice; {dict(outcomes)}, {repeated} begun again; desktops in use {busy:.1%}; "
-        f"joined servers in use after {[round(wait, 1) for wait in joined]} s; largest difference of trainer and "
-        f"sampler {max(one['trainer_sampler_logprob_diff'] for one in trained):.2g}"
-    )
     assert result["stopped"], "the time ended it"
     assert busy >= BUSY_BAR
     assert max(joined, default=0.0) <= JOIN_LIMIT_S
