@@ -132,7 +132,8 @@ def write_stages(store: TrajectoryStore) -> None:
     figures = {
         "loss": 0.25, "kl": 0.5, "entropy": 1.5, "grad_norm": 2.0, "clipped_share": 0.125, "learning_rate": 1e-5,
         "effective_share": 0.75, "staleness_mean": 0.5, "success_rate": 0.0, "task_reward": 0.25,
-        "rollout_s": 6.0, "update_s": 4.0, "score_s": 1.0, "forward_s": 2.0, "optimizer_s": 0.5, "tokens_per_s": 100.0,
+        "rollout_s": 6.0, "update_s": 4.0, "score_s": 1.0, "canary_wait_s": 0.25, "forward_s": 2.0,
+        "optimizer_s": 0.5, "tokens_per_s": 100.0,
         "is_held": 0.0, "is_skipped": 0.0, "num_held_tries": 0.0, "fault_share": 0.25,
     }  # fmt: skip
     held = {"is_held": 1.0, "is_held_by_staleness": 1.0, "num_held_tries": 1.0, "fault_share": 0.5, "rollout_s": 8.0}
@@ -368,8 +369,8 @@ ANSWERS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "held-updates": [("gspo-1", 2, True, "staleness", 1, None, 0.5, None, at(210))],
     "time-of-updates": [
-        ("gspo_phase2", 2, 10.0, 7.0, 1.0, 2.0, 0.5, 100.0),
-        ("sft", 2, 1.0, None, None, None, None, None),
+        ("gspo_phase2", 2, 10.0, 7.0, 1.0, 0.25, 2.0, 0.5, 100.0),
+        ("sft", 2, 1.0, None, None, None, None, None, None),
     ],
     "faults-by-update": [("gspo-1", 1, 2, 0, 0.0, 0, 0, 0, 0), ("gspo-1", 2, 2, 1, 0.5, 1, 0, 0, 0)],
     "advantages": [

@@ -76,12 +76,15 @@ class ChainTrainer:
         self.num_updates = num_updates
         self.weights_digest: str = json.loads(saved.read_text()) if saved.is_file() else "fresh"
         self.seen: list[tuple[int, Sequence[Trajectory]]] = []
+        self.num_begun = num_updates
+        """Updates that have begun."""
         self.num_late = 0
         """Updates that began while their weights were on their way to the engine."""
         self._fuse = fuse
 
     def update(self, trajectories: Sequence[Trajectory], arrivals: Arrivals | None = None) -> dict[str, float]:
         self._fuse.pass_by("update")
+        self.num_begun = self.num_updates + 1
         if arrivals is not None:
             canaries = arrivals.next()
             assert not callable(canaries), "this engine takes the weights by itself"
@@ -113,7 +116,8 @@ Faults = Callable[[int], Outcome | None]
 
 
 class ChainEngine:
-    """Episodes that depend on seed and weights alone, but for faults; each takes the configured time."""
+    """Episodes that depend on seed and weights alone, but for faults; each takes the configured time. New weights take
+    at most `handover_s` to arrive, and no longer than until the update that trains them has begun."""
 
     def __init__(self, trainer: ChainTrainer, fuse: Fuse, faults: Faults, *, handover_s: float = 0.0) -> None:
         self.version, self.weights = trainer.num_updates, trainer.weights_digest
@@ -126,7 +130,10 @@ class ChainEngine:
     async def hand_over(self, policy_version: int) -> Deliver:
         async def deliver() -> int:
             taken = self._trainer.weights_digest
-            await asyncio.sleep(self._handover_s)
+            for _ in range(round(self._handover_s / 0.002)):
+                if self._trainer.num_begun > policy_version:
+                    break
+                await asyncio.sleep(0.002)
             self._fuse.pass_by("handover")
             assert self._trainer.weights_digest == taken, "the trainer waits with its first step"
             self.version, self.weights = policy_version, taken

@@ -79,8 +79,9 @@ def test_asynchronous_a_kill_loses_no_group_and_counts_none_twice(
     assert all(one.update == int(part[-4:]) for part, episodes in found.items() for one in episodes)
 
 
-@pytest.mark.parametrize("handover_s", [0.0, 0.05])
-@pytest.mark.parametrize("max_staleness", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("max_staleness", "handover_s"), [(0, 0.0), (0, 0.05), (1, 0.0), (1, 20.0), (3, 0.0), (3, 20.0)]
+)
 def test_every_update_holds_a_token_of_its_own_weights_to_compare(
     tmp_path: Path, processor: Any, max_staleness: int, handover_s: float
 ) -> None:
