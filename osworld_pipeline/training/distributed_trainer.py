@@ -121,8 +121,11 @@ class DistributedTrainer:
         state: dict[str, torch.Tensor],
         then: Callable[[Path], object] | None,
     ) -> None:
-        temp, opened = self._open_folder(folder)
-        self.process_group.broadcast(temp)
+        with ExitStack() as undo:
+            temp, opened = self._open_folder(folder)
+            undo.enter_context(opened)
+            self.process_group.broadcast(temp)
+            undo.pop_all()
 
         def write() -> None:
             with opened:
