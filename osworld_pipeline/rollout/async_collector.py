@@ -7,9 +7,9 @@ s is dropped as stale and replaced by a new one; among ended groups the oldest a
 with new weights that arrive while it runs: each token records the version that sampled it. An update may be collected
 while the weights that it trains are still on their way to the engine.
 
-When an update is held for faults, running groups are cancelled, and ended groups with as many faults are discarded.
-They restart together with the groups of the update, with the same names, when rollouts may resume. Other ended groups
-are kept.
+When an update is held for faults, only groups with as many faults are discarded, also those that end before rollouts
+resume. They then restart with the same names. Ended groups without them are kept, running groups continue, and none is
+started meanwhile.
 """
 
 import asyncio
@@ -79,7 +79,9 @@ class AsynchronousCollector:
         self._waiting: list[_Ended] = []
         self._dropped: list[_Ended] = []
         self._taken: list[_Ended] = []
-        """The groups in the update that is being trained."""
+        """The groups in the batch collected last, but for those dropped."""
+        self._dropped_with_taken: list[_Ended] = []
+        """The dropped groups in that batch."""
         self._is_held = False
         self._max_fault_share = section.max_fault_share
         self._judging = asyncio.Lock()
@@ -125,9 +127,9 @@ class AsynchronousCollector:
         # Oldest version first, and within a version in the order in which they ended.
         self._waiting.sort(key=lambda ended: -ended.staleness(update))
         self._taken = self._waiting[: self._groups_per_update]
-        ended = [*self._taken, *self._dropped]
-        self._waiting, self._dropped = self._waiting[self._groups_per_update :], []
-        return assigned_to(merge_batches([one.batch for one in ended]), update)
+        self._waiting = self._waiting[self._groups_per_update :]
+        self._dropped_with_taken, self._dropped = self._dropped, []
+        return _merged([*self._taken, *self._dropped_with_taken], update)
 
     async def advance(self, update: int) -> None:
         await asyncio.to_thread(self._sampler.look, update)
@@ -136,25 +138,18 @@ class AsynchronousCollector:
         self._admit()
         self._changed.set()
 
-    def resume(self) -> None:
+    async def hold(self, batch: GspoBatch, *, update: int) -> GspoBatch:
+        self._is_held = True
+        self._waiting = [*self._taken, *self._waiting]
+        self._dropped = [*self._dropped_with_taken, *self._dropped]
+        self._taken, self._dropped_with_taken = [], []
+        return await self._discard_faulty(update)
+
+    async def resume(self, update: int) -> GspoBatch:
+        discarded = await self._discard_faulty(update)
         self._is_held = False
         self._admit()
-
-    async def hold(self, update: int) -> GspoBatch:
-        self._is_held = True
-        cancelled = await self._cancel_running()
-        if self._failure is not None:
-            raise self._failure
-        faulty = [one for one in self._waiting if self._is_faulty(one)]
-        self._waiting = [one for one in self._waiting if not self._is_faulty(one)]
-        given_up, self._dropped = [*faulty, *self._dropped], []
-        again = [*cancelled, *(one.serial for one in [*self._taken, *faulty])]
-        self._open_serials = sorted({*self._open_serials, *again})
-        self._num_admitted -= len(again)
-        unused = [one for one in [*self._taken, *given_up] if one.judged_for == update]
-        self._builder.give_back(sum(len(one.batch.injections) for one in unused), update=update)
-        self._taken = []
-        return assigned_to(merge_batches([one.batch for one in given_up]), update)
+        return discarded
 
     def snapshot(self) -> Mapping[str, Any]:
         """Groups that have not been collected are started again, with the same names."""
@@ -195,14 +190,19 @@ class AsynchronousCollector:
         else:
             self._waiting.append(ended)
 
-    async def _cancel_running(self) -> list[int]:
-        """Returns the serial numbers of the groups that had not ended."""
-        running = dict(self._running)
-        async with self._judging:  # A cancelled call's thread would overlap the next call.
-            for task in running.values():
-                task.cancel()
-            ends = await asyncio.gather(*running.values(), return_exceptions=True)
-        return [serial for serial, end in zip(running, ends, strict=True) if isinstance(end, asyncio.CancelledError)]
+    async def _discard_faulty(self, update: int) -> GspoBatch:
+        """Those that were to be trained start again, with the same names, when groups are admitted; dropped ones have
+        been replaced."""
+        again = [one for one in self._waiting if self._is_faulty(one)]
+        discarded = [*again, *(one for one in self._dropped if self._is_faulty(one))]
+        self._waiting = [one for one in self._waiting if not self._is_faulty(one)]
+        self._dropped = [one for one in self._dropped if not self._is_faulty(one)]
+        self._open_serials = sorted([*self._open_serials, *(one.serial for one in again)])
+        self._num_admitted -= len(again)
+        unused = [one for one in discarded if one.judged_for == update]
+        async with self._judging:
+            self._builder.give_back(sum(len(one.batch.injections) for one in unused), update=update)
+        return _merged(discarded, update)
 
     def _on_done(self, serial: int, task: asyncio.Task[None]) -> None:
         del self._running[serial]
@@ -240,6 +240,11 @@ class AsynchronousCollector:
             f"{self._max_staleness}"
         )
         return replace(ended, batch=without_training(ended.batch, GroupFate.STALE, reason))
+
+
+def _merged(ended: Sequence[_Ended], update: int) -> GspoBatch:
+    """Their batch, counted for `update`."""
+    return assigned_to(merge_batches([one.batch for one in ended]), update)
 
 
 def _require_version(group: RolloutGroup, handed_over: int) -> None:

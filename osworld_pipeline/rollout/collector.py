@@ -51,17 +51,13 @@ class Collector(Protocol):
         """The engine has the weights that `update` trains."""
         ...
 
-    async def hold(self, update: int) -> GspoBatch:
-        """The batch collected for `update` is not trained on: `collect` will run the same groups again, after
-        `resume`. Returns the groups that are discarded with them, if any.
-
-        Raises:
-            As collect.
-        """
+    async def hold(self, batch: GspoBatch, *, update: int) -> GspoBatch:
+        """`batch`, collected for `update`, is not trained on, and no group starts until `resume`. Returns the groups
+        that are discarded; they run again, with the same names, after `resume`. The others are kept for `collect`."""
         ...
 
-    def resume(self) -> None:
-        """Groups may run again after `hold`."""
+    async def resume(self, update: int) -> GspoBatch:
+        """Groups may start again after `hold`. Returns the groups that were discarded since, with `update`."""
         ...
 
     def snapshot(self) -> Mapping[str, Any]:
@@ -93,8 +89,6 @@ class SynchronousCollector:
         self._groups_per_update = groups_per_update
         self._max_top_ups = section.max_top_ups if section.zero_variance == "top_up" else 0
         self._max_fault_share = section.max_fault_share
-        self._num_injections = 0
-        """Number in the last collected batch."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -117,20 +111,19 @@ class SynchronousCollector:
             num_next = min(self._groups_per_update - num_trained, num_top_ups_left)
             if merge_batches(batches).fault_share > self._max_fault_share:
                 break  # It will be held; more groups would meet the same faults.
-        batch = merge_batches(batches)
-        self._num_injections = len(batch.injections)
-        return batch
+        return merge_batches(batches)
 
     async def advance(self, update: int) -> None:
         """No groups run between updates."""
 
-    async def hold(self, update: int) -> GspoBatch:
-        """Nothing to discard: a retry has the same tasks, names and seeds."""
-        self._builder.give_back(self._num_injections, update=update)
-        return GspoBatch()
+    async def hold(self, batch: GspoBatch, *, update: int) -> GspoBatch:
+        """Discards all of it: a retry has the same tasks, names and seeds."""
+        self._builder.give_back(len(batch.injections), update=update)
+        return batch
 
-    def resume(self) -> None:
-        """`collect` runs them."""
+    async def resume(self, update: int) -> GspoBatch:
+        """None run between a hold and the next `collect`."""
+        return GspoBatch()
 
     def snapshot(self) -> Mapping[str, Any]:
         return {}

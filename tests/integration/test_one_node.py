@@ -27,11 +27,13 @@ RUN_LIMIT_S = 2400.0
 
 
 @contextmanager
-def training(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def training(folder: Path, weights: str) -> Iterator["subprocess.Popen[bytes]"]:
     log = folder / "train.log"
     environment = {**os.environ, "SGLANG_ENV": str(Path(os.environ["OSWORLD_SGLANG"]).resolve())}
     with log.open("ab") as output:
-        process = subprocess.Popen(COMMAND, cwd=folder, env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            [*COMMAND, "--set", f"engine.weights={weights}"], cwd=folder, env=environment, stdout=output, stderr=output
+        )
     try:
         yield process
     finally:
@@ -77,13 +79,14 @@ def wait_for(log: Path, text: str, process: "subprocess.Popen[bytes]", limit_s: 
         time.sleep(0.2)
 
 
-def test_the_road_of_one_node_survives_the_loss_of_a_server_and_of_a_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weights", ["folder", "broadcast"])
+def test_the_road_of_one_node_survives_the_loss_of_a_server_and_of_a_rank(tmp_path: Path, weights: str) -> None:
     if not os.environ.get("OSWORLD_SGLANG"):
         pytest.skip("takes minutes and an environment of its own: make test-sglang")
     shutil.copy(ROOT / "dagster.yaml", tmp_path)
     log = tmp_path / "train.log"
     log.touch()
-    with training(tmp_path) as process:
+    with training(tmp_path, weights) as process:
         wait_for(log, "gspo_phase1: 1/", process, RUN_LIMIT_S)
         server = one_of(process, lambda line: "sglang_cpu/serve.py" in line, RUN_LIMIT_S)
         os.kill(server, signal.SIGKILL)
@@ -99,7 +102,7 @@ def test_the_road_of_one_node_survives_the_loss_of_a_server_and_of_a_rank(tmp_pa
     )
     assert servers == []
     if process.returncode != 0:
-        with training(tmp_path) as process:
+        with training(tmp_path, weights) as process:
             assert process.wait(RUN_LIMIT_S) == 0, log.read_text(errors="replace")[len(said) :][-3000:]
     rows = run_query(
         StateDir(tmp_path / "var"),

@@ -1,8 +1,9 @@
 """Collects the batch of an update. If too many episodes ended in faults, the update is held: the reason is recorded,
-and the groups run again after a pause.
+and groups run again after a pause, with the same names and seeds.
 
-Each try runs the same groups with the same names and seeds, so the final batch is the one that would have been
-collected without the faults. A killed stage starts with the first try again.
+A synchronous phase runs all groups of the update again, so the final batch is the one that would have been collected
+without the faults. An asynchronous one runs only the faulty groups again. A killed stage starts with the first try
+again.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ class Collected:
     batch: GspoBatch
     """The batch that the update trains on."""
     held: tuple[GspoBatch, ...]
-    """The update's earlier held tries, in order."""
+    """What was discarded in the update's earlier held tries, in order."""
 
     @property
     def whole(self) -> GspoBatch:
@@ -78,13 +79,10 @@ async def collect_update(
             await asyncio.to_thread(record, collected.whole)
             return collected
         reason = hold_reason(batch.episodes, section.max_fault_share)
-        given_up = await collector.hold(update)
-        tried = as_held(batch, reason, update=update, num_try=num_try)
-        given_up = as_held(given_up, f"discarded with the held update: {reason}", update=update, num_try=num_try)
-        held = (*held, merge_batches([tried, given_up]))
-        await asyncio.to_thread(record, merge_batches(held))
+        discarded = as_held(await collector.hold(batch, update=update), reason, update=update, num_try=num_try)
+        await asyncio.to_thread(record, merge_batches([*held, discarded]))
         metrics = {
-            **group_metrics(tried, update=update),
+            **group_metrics(as_held(batch, reason, update=update, num_try=num_try), update=update),
             **hold_metrics(HoldReason.FAULTS),
             "num_held_tries": float(num_try),
         }
@@ -100,7 +98,8 @@ async def collect_update(
             )
         )
         await pause(pause_s)
-        collector.resume()
+        late = as_held(await collector.resume(update), reason, update=update, num_try=num_try)
+        held = (*held, merge_batches([discarded, late]))
     raise AssertionError("unreachable: the loop above has no end")
 
 

@@ -303,50 +303,150 @@ async def test_hundreds_of_episodes_are_in_flight_while_updates_are_trained() ->
     assert most == 320
 
 
-async def test_a_held_update_cancels_what_runs_and_keeps_what_ended_well() -> None:
+def faults_of(group_id: str, task: Task, update: int) -> RolloutGroup:
+    faults = [make_ended(f"{group_id}-s{n}", outcome=Outcome.ENV_FAULT) for n in range(2)]
+    return make_group(group_id, task, update, faults)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    for _ in range(30_000):
+        if holds():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it did not hold in 30 s")
+
+
+async def test_a_held_update_discards_faulty_groups_and_keeps_the_others_and_those_that_run() -> None:
     world, blocked = World(), asyncio.Event()
     is_down = True
 
     async def run(task: Task, group_id: str, update: int) -> RolloutGroup:
         number = int(group_id.removeprefix("s-g"))
         group = await world.run_group(task, group_id, update)
-        if number in (0, 1, 3) and is_down:
-            faults = [make_ended(f"{group_id}-s{n}", outcome=Outcome.ENV_FAULT) for n in range(2)]
-            return make_group(group_id, task, update, faults)
-        if number == 4 and is_down:
+        if number in (4, 5) and is_down:
             await blocked.wait()
-        return group
+        return faults_of(group_id, task, update) if number in (0, 3, 4) and is_down else group
 
-    collector = collector_of(run, num_updates=3, max_staleness=2)
+    collector = collector_of(run, num_updates=3, max_staleness=2, max_fault_share=0.4)
     async with collector:
-        await asyncio.sleep(0.02)
+        await until(lambda: collector.num_waiting == 4)
         batch = await collector.collect(0)
         assert [group.group_id for group in batch.groups] == ["s-g000000", "s-g000001"]
-        given_up = await collector.hold(0)
-        assert [group.group_id for group in given_up.groups] == ["s-g000003"]
-        assert len(world.begun) == 6
+        discarded = await collector.hold(batch, update=0)
+        assert [group.group_id for group in discarded.groups] == ["s-g000000", "s-g000003"]
+        assert collector.num_running == 2
         assert collector.snapshot() == {"open": [0, 1, 2, 3, 4, 5], "next_serial": 6}
-        await asyncio.sleep(0.01)
-        assert len(world.begun) == 6, "nothing begins before rollouts may go on"
+        blocked.set()
+        await until(lambda: collector.num_running == 0)
+        assert len(world.begun) == 6, "nothing starts before rollouts resume"
         is_down = False
-        collector.resume()
-        assert [group.group_id for group in (await collector.collect(0)).groups] == ["s-g000002", "s-g000005"]
-        await asyncio.sleep(0.01)
-        assert sorted(world.begun[6:]) == [f"s-g{number:06d}" for number in (0, 1, 3, 4)]
+        late = await collector.resume(0)
+        assert [group.group_id for group in late.groups] == ["s-g000004"], "it ended in the pause"
+        assert [group.group_id for group in (await collector.collect(0)).groups] == ["s-g000001", "s-g000002"]
+        await until(lambda: len(world.begun) == 9)
+        assert sorted(world.begun[6:]) == [f"s-g{number:06d}" for number in (0, 3, 4)]
 
 
-async def test_what_joined_groups_that_are_held_may_join_others_of_the_update() -> None:
-    builder = InjectingBuilder()
+async def test_dropped_groups_of_a_held_update_are_counted_once() -> None:
+    """A group without signal was replaced before the hold. It is dropped once, and its replacement is kept."""
+    world = World(equal=frozenset({1}))
+    is_down = True
+
+    async def run(task: Task, group_id: str, update: int) -> RolloutGroup:
+        group = await world.run_group(task, group_id, update)
+        if group_id == "s-g000000" and is_down:
+            await asyncio.sleep(0.01)
+            return faults_of(group_id, task, update)
+        return group
+
+    collector = collector_of(run, num_updates=1, max_staleness=0, zero_variance="top_up", max_fault_share=0.3)
+    async with collector:
+        batch = await collector.collect(0)
+        assert {group.group_id: str(group.fate) for group in batch.groups} == {
+            "s-g000000": "too_few_valid",
+            "s-g000001": "zero_variance",
+            "s-g000002": "trained",
+        }
+        discarded = await collector.hold(batch, update=0)
+        assert [group.group_id for group in discarded.groups] == ["s-g000000"]
+        is_down = False
+        assert (await collector.resume(0)).groups == ()
+        again = await collector.collect(0)
+    assert {group.group_id: str(group.fate) for group in again.groups} == {
+        "s-g000000": "trained",
+        "s-g000001": "zero_variance",
+        "s-g000002": "trained",
+    }
+    assert Counter(world.begun) == {"s-g000000": 2, "s-g000001": 1, "s-g000002": 1}
+
+
+@given(seed=st.integers(0, 2**32), max_staleness=st.integers(0, 3), is_overlapped=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_whatever_faults_and_holds_each_group_is_trained_or_dropped_once(
+    seed: int, max_staleness: int, is_overlapped: bool
+) -> None:
+    rng = random.Random(seed)
+    world = World(lambda: rng.choice([0.0, 0.0, 0.001, 0.004]), equal=frozenset(rng.sample(range(20), 5)))
+
+    async def run(task: Task, group_id: str, update: int) -> RolloutGroup:
+        group = await world.run_group(task, group_id, update)
+        return faults_of(group_id, task, update) if rng.random() < 0.3 else group
+
+    async def train_and_hold() -> tuple[list[GspoBatch], list[GspoBatch]]:
+        async def hand_over(update: int) -> None:
+            await asyncio.sleep(rng.choice([0.0, 0.003]) if is_overlapped else 0.0)
+            world.version = update
+            await collector.advance(update)
+
+        trained, discarded, handover = [], [], None
+        async with collector:
+            for update in range(6):
+                while (batch := await collector.collect(update)).fault_share > 0.3:
+                    discarded.append(await collector.hold(batch, update=update))
+                    assert discarded[-1].groups, "each hold makes progress"
+                    await asyncio.sleep(rng.choice([0.0, 0.002]))
+                    discarded.append(await collector.resume(update))
+                trained.append(batch)
+                if handover is not None:
+                    await handover
+                if update < 5:
+                    handover = asyncio.create_task(hand_over(update + 1))
+                    if not is_overlapped:
+                        await handover
+        return trained, discarded
+
+    collector = collector_of(
+        run, max_staleness=max_staleness, zero_variance="top_up", max_top_ups=1, max_fault_share=0.3
+    )
+    trained, discarded = asyncio.run(train_and_hold())
+    final = Counter(group.group_id for batch in trained for group in batch.groups)
+    again = Counter(group.group_id for batch in discarded for group in batch.groups)
+    assert set(final.values()) == {1}
+    assert final + again == Counter(world.begun), "every start of a group is recorded once"
+    for update, batch in enumerate(trained):
+        assert sum(group.fate is not GroupFate.STALE for group in batch.groups) >= 2
+        for trajectory in batch.trajectories:
+            assert min(v for v in trajectory.policy_versions or () if v >= 0) >= update - max_staleness
+
+
+async def test_what_joined_discarded_groups_may_join_others_of_the_update() -> None:
+    builder, world = InjectingBuilder(), World()
+
+    async def run(task: Task, group_id: str, update: int) -> RolloutGroup:
+        group = await world.run_group(task, group_id, update)
+        return faults_of(group_id, task, update) if group_id == "s-g000000" else group
+
     collector = AsynchronousCollector(
-        World().run_group,
+        run,
         builder,
         RoundRobin(TASKS, seed="x", tasks_per_update=2),
         stage_key="s",
-        section=RolloutSection(mode="asynchronous", max_staleness=0),
+        section=RolloutSection(mode="asynchronous", max_staleness=0, max_fault_share=0.4),
         groups_per_update=2,
         num_updates=2,
     )
     async with collector:
-        await collector.collect(0)
-        await collector.hold(0)
-    assert builder.given_back == [(0, 2)]
+        batch = await collector.collect(0)
+        assert len(batch.injections) == 2
+        assert len((await collector.hold(batch, update=0)).injections) == 1
+    assert builder.given_back == [(0, 1)]

@@ -142,8 +142,8 @@ async def test_an_update_that_will_be_held_is_not_topped_up_and_runs_the_same_gr
     )
     first = await collector.collect(0)
     assert fates(first) == ["too_few_valid"] * 2
-    assert (await collector.hold(0)).groups == ()
-    collector.resume()
+    assert await collector.hold(first, update=0) is first
+    assert (await collector.resume(0)).groups == ()
     ends.clear()
     again = await collector.collect(0)
     assert [group.group_id for group in again.groups] == [group.group_id for group in first.groups]
