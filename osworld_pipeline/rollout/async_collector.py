@@ -139,6 +139,8 @@ class AsynchronousCollector:
         self._changed.set()
 
     async def hold(self, batch: GspoBatch, *, update: int) -> GspoBatch:
+        if self._failure is not None:
+            raise self._failure
         self._is_held = True
         self._waiting = [*self._taken, *self._waiting]
         self._dropped = [*self._dropped_with_taken, *self._dropped]

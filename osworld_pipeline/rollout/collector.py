@@ -53,7 +53,11 @@ class Collector(Protocol):
 
     async def hold(self, batch: GspoBatch, *, update: int) -> GspoBatch:
         """`batch`, collected for `update`, is not trained on, and no group starts until `resume`. Returns the groups
-        that are discarded; they run again, with the same names, after `resume`. The others are kept for `collect`."""
+        that are discarded; they run again, with the same names, after `resume`. The others are kept for `collect`.
+
+        Raises:
+            As collect.
+        """
         ...
 
     async def resume(self, update: int) -> GspoBatch:

@@ -263,9 +263,10 @@ class EnvClient:
         self._stragglers.add(straggler)
         straggler.add_done_callback(self._stragglers.discard)
 
-    async def health_of(self, base_url: str) -> HealthAnswer:
+    async def health_of(self, base_url: str, *, connect_s: float | None = None) -> HealthAnswer:
+        timeout = httpx.Timeout(self.timeouts.request_s, connect=connect_s or self.timeouts.connect_s)
         try:
-            response = await self._http.get(f"{base_url}/health")
+            response = await self._http.get(f"{base_url}/health", timeout=timeout)
             response.raise_for_status()
             answer = HealthAnswer.model_validate_json(response.content)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:

@@ -31,6 +31,9 @@ LOOK_INTERVAL_S = 3.0
 NAME_LIMIT_S = 60.0
 LOOK_LIMIT_S = 10.0
 """A server that does not answer /health within this time gets no episode until it does."""
+RETURN_CONNECT_S = 2.0
+"""Limit of connecting to a server that is down. TCP doubles its waits between two tries to connect, so that a new
+connection finds a host sooner whose network is back."""
 SILENT_S = 30.0
 """If a server answers nothing for so long, calls that wait for it are abandoned: its machine or its network is lost."""
 
@@ -80,7 +83,9 @@ class EnvServer:
 class ServerQuestions(Protocol):
     """What the fleet asks a server. Both raise EnvServerError if it does not answer."""
 
-    async def health_of(self, base_url: str) -> HealthAnswer: ...
+    async def health_of(self, base_url: str, *, connect_s: float | None = None) -> HealthAnswer:
+        """`connect_s`: limit of connecting; None: the usual one."""
+        ...
 
     async def report_of(self, base_url: str) -> ServerReport | None:
         """None if the server makes none."""
@@ -283,8 +288,12 @@ class EnvFleet:
     async def _look_at(self, server: EnvServer) -> None:
         try:
             async with asyncio.timeout(LOOK_LIMIT_S):
-                health = await self._questions.health_of(server.url)
+                connect_s = RETURN_CONNECT_S if server.state is ServerState.DOWN else None
+                health = await self._questions.health_of(server.url, connect_s=connect_s)
                 self.has_answered(server.url)
+                # At once: episodes that the client could not close while it was down are closed from now on.
+                server.num_replicas = health.replicas
+                server.free = health.free if health.replicas else None
                 if server.report is None or server.state is ServerState.REFUSED:
                     server.report = await self._questions.report_of(server.url)
         except TimeoutError:
@@ -295,8 +304,6 @@ class EnvFleet:
             if server.state is ServerState.DOWN:
                 log.warning("the env server at %s answers again", server.url)
             server.state = ServerState.DRAINING if health.status == "draining" else ServerState.UP
-            server.num_replicas = health.replicas
-            server.free = health.free if health.replicas else None
 
     def _set_down(self, server: EnvServer, complaint: str) -> None:
         if server.state is not ServerState.DOWN and self.has_several:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from sglang_server import SglangProcess, sglang_process
+from trace_collector import Collector, collecting_traces, tracing_to
 from transformers import Qwen3VLForConditionalGeneration
 from weights_receiver import TOKEN, receiving
 
@@ -33,6 +34,7 @@ from osworld_pipeline.training.model import load_model
 from osworld_pipeline.training.tiny.model import build_tiny_checkpoint
 from osworld_pipeline.training.weights import lora
 from osworld_pipeline.training.weights.weights_digest import weights_digest
+from osworld_pipeline.wire.tracing import episode_span, span
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(1500)]
 TOLERANCE = 1e-4
@@ -504,6 +506,36 @@ async def test_log_probabilities_before_temperature_are_refused(
                 await engine.health()
     finally:
         await asyncio.to_thread(process.__exit__, None, None, None)
+
+
+async def test_what_a_server_does_for_a_request_is_in_the_trace_of_its_episode(
+    checkpoints: tuple[Path, Path], renderer: Renderer, noise_png: Noise
+) -> None:
+    with collecting_traces() as collector:
+        process = sglang_process(
+            checkpoints[0],
+            *("--enable-trace", "--otlp-traces-endpoint", f"{collector.url}/v1/traces"),
+            env={"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"},
+        )
+        server = await asyncio.to_thread(process.__enter__)
+        try:
+            with tracing_to(collector.url):
+                async with engine_of(server.url, renderer) as engine:
+                    await engine.load_weights(checkpoints[0], policy_version=1)
+                    with episode_span("traced", {}), span("generate"):
+                        await engine.generate(Conversation(renderer, noise_png, 400).ask())
+            for _ in range(300):
+                if not served(collector):
+                    await asyncio.sleep(0.1)
+        finally:
+            await asyncio.to_thread(process.__exit__, None, None, None)
+        print(sorted(collector.tree("traced")))
+    assert served(collector)
+
+
+def served(collector: Collector) -> list[str]:
+    """The server's spans below the engine's."""
+    return [path for path in collector.tree("traced") if path.startswith("episode/generate/")]
 
 
 @pytest.fixture(scope="module")

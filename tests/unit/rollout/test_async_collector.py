@@ -347,6 +347,23 @@ async def test_a_held_update_discards_faulty_groups_and_keeps_the_others_and_tho
         assert sorted(world.begun[6:]) == [f"s-g{number:06d}" for number in (0, 3, 4)]
 
 
+async def test_an_error_ends_a_held_update_before_its_pause() -> None:
+    broken = asyncio.Event()
+
+    async def run(task: Task, group_id: str, update: int) -> RolloutGroup:
+        if group_id == "s-g000002":
+            await broken.wait()
+            raise StoreError("no disk space left")
+        return faults_of(group_id, task, update)
+
+    async with collector_of(run, num_updates=2, max_fault_share=0.3) as collector:
+        batch = await collector.collect(0)
+        broken.set()
+        await until(lambda: collector.num_running == 0)
+        with pytest.raises(StoreError, match="no disk space left"):
+            await collector.hold(batch, update=0)
+
+
 async def test_dropped_groups_of_a_held_update_are_counted_once() -> None:
     """A group without signal was replaced before the hold. It is dropped once, and its replacement is kept."""
     world = World(equal=frozenset({1}))

@@ -4,6 +4,7 @@ could act twice."""
 import asyncio
 import base64
 import json
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -253,6 +254,21 @@ async def test_a_server_that_is_only_slow_to_say_how_it_is_keeps_its_episodes(
         for _ in range(4):
             await desktop.act("WAIT", pause_s=0)
     assert server.paths().count("/step") == 4
+
+
+async def test_a_host_that_drops_packets_is_given_up_within_the_limit_of_connecting() -> None:
+    with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for one in (first, second):  # They fill the queue, and the kernel drops the packets of further ones.
+            one.setblocking(False)
+            one.connect_ex(listening.getsockname())
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        async with EnvClient(url, env_config=EnvConfig(), client_id="test") as client:
+            began = time.monotonic()
+            with pytest.raises(EnvServerError, match="no env server answers at"):
+                await client.health_of(url, connect_s=0.2)
+    assert time.monotonic() - began < 3
 
 
 async def test_an_unreachable_server_names_its_address_and_the_way_out(connect: Any, task: Task) -> None:

@@ -30,7 +30,7 @@ class Servers:
         self.grounds: dict[str, Grounds] = {}
         self.protocols: dict[str, int] = {}
 
-    async def health_of(self, base_url: str) -> HealthAnswer:
+    async def health_of(self, base_url: str, *, connect_s: float | None = None) -> HealthAnswer:
         if base_url not in self.free:
             raise EnvServerError(f"no env server answers at {base_url}")
         status = "draining" if base_url in self.draining else "ok"
@@ -61,7 +61,7 @@ async def test_before_anything_is_known_servers_get_episodes_in_turn() -> None:
 
 async def test_a_server_that_reports_no_numbers_gets_episodes_in_turn_with_the_others() -> None:
     class Foreign(Servers):
-        async def health_of(self, base_url: str) -> HealthAnswer:
+        async def health_of(self, base_url: str, *, connect_s: float | None = None) -> HealthAnswer:
             return HealthAnswer(episodes=3)
 
     fleet = EnvFleet([A, B], Foreign())
@@ -125,6 +125,36 @@ async def test_a_draining_server_gets_no_episode_and_a_lost_one_neither_while_an
     await fleet.look()
     servers.draining.clear()
     assert chosen(fleet, 2) == {A: 2}, "it answers again"
+
+
+async def test_a_server_that_is_down_is_connected_anew_soon() -> None:
+    limits: list[float | None] = []
+
+    class Limited(Servers):
+        async def health_of(self, base_url: str, *, connect_s: float | None = None) -> HealthAnswer:
+            limits.append(connect_s)
+            return await super().health_of(base_url, connect_s=connect_s)
+
+    servers = Limited()
+    fleet = EnvFleet([A], servers)
+    await fleet.look()
+    await fleet.look()
+    servers.free[A] = 1
+    await fleet.look()
+    await fleet.look()
+    assert limits == [None, env_fleet.RETURN_CONNECT_S, env_fleet.RETURN_CONNECT_S, None]
+
+
+async def test_desktops_that_are_released_while_a_returned_server_reports_count_as_free() -> None:
+    class Full(Servers):
+        async def report_of(self, base_url: str) -> ServerReport | None:
+            for _ in range(3):
+                fleet.released(base_url)
+            return await super().report_of(base_url)
+
+    fleet = EnvFleet([A], Full(a=0))
+    await fleet.look()
+    assert fleet.servers[0].free == 3
 
 
 async def test_when_all_are_down_each_is_tried_again() -> None:
@@ -249,11 +279,11 @@ async def test_a_server_that_does_not_answer_delays_no_look_at_one_that_joins(mo
     class Frozen(Servers):
         num_asked = 0
 
-        async def health_of(self, base_url: str) -> HealthAnswer:
+        async def health_of(self, base_url: str, *, connect_s: float | None = None) -> HealthAnswer:
             if base_url == A and self.free[base_url] < 0:
                 self.num_asked += 1
                 await asyncio.Event().wait()
-            return await super().health_of(base_url)
+            return await super().health_of(base_url, connect_s=connect_s)
 
     servers, new = Frozen(a=1), "http://10.0.0.2:8100"
     servers.free |= {"http://10.0.0.1:8100": 1, new: 8}
@@ -273,10 +303,10 @@ async def test_a_defect_of_a_look_ends_the_program_that_chooses(monkeypatch: pyt
     monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)
 
     class Broken(Servers):
-        async def health_of(self, base_url: str) -> HealthAnswer:
+        async def health_of(self, base_url: str, *, connect_s: float | None = None) -> HealthAnswer:
             if self.free[base_url] < 0:
                 raise AttributeError("no_such_method")
-            return await super().health_of(base_url)
+            return await super().health_of(base_url, connect_s=connect_s)
 
     servers = Broken(a=1)
     fleet = EnvFleet([A], servers)
@@ -374,10 +404,10 @@ async def test_servers_are_looked_at_again_and_again_until_the_end(monkeypatch: 
 
 async def test_a_server_that_does_not_answer_in_time_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck(Servers):
-        async def health_of(self, base_url: str) -> HealthAnswer:
+        async def health_of(self, base_url: str, *, connect_s: float | None = None) -> HealthAnswer:
             if base_url == A:
                 await asyncio.sleep(60)
-            return await super().health_of(base_url)
+            return await super().health_of(base_url, connect_s=connect_s)
 
     monkeypatch.setattr(env_fleet, "LOOK_LIMIT_S", 0.05)
     fleet = EnvFleet([A, B], Stuck(a=8, b=1))
@@ -390,7 +420,7 @@ async def test_a_defect_that_ends_the_looks_at_the_servers_reaches_the_next_epis
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Defective(Servers):
-        async def health_of(self, base_url: str) -> HealthAnswer:
+        async def health_of(self, base_url: str, *, connect_s: float | None = None) -> HealthAnswer:
             looked.set()
             raise KeyError("a defect")
 
