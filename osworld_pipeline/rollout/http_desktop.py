@@ -27,8 +27,9 @@ from osworld_pipeline.wire import (
 if TYPE_CHECKING:
     from osworld_pipeline.rollout.env_client import EnvClient
 
-QUEUE_S = 5.0
-"""How long a reset waits at one of several servers, before another one that may have a free desktop is asked."""
+QUEUE_S = (1.5, 2.5)
+"""How long a reset waits at one of several servers, before another one is asked that may have a free desktop. Random,
+because the episodes of a lost host begin to wait together."""
 
 
 class HttpDesktop:
@@ -90,7 +91,7 @@ class HttpDesktop:
         """Raises BusyError, UnreachableError: the fleet has been informed."""
         fleet = self._client.fleet
         self._base_url = server.url
-        body = {**request, "queue_s": QUEUE_S} if fleet.has_several else request
+        body = {**request, "queue_s": random.uniform(*QUEUE_S)} if fleet.has_several else request
         server.num_waiting += 1
         try:
             answer = await self._reset_or_give_back(body)

@@ -299,11 +299,12 @@ async def test_of_several_full_servers_each_is_asked_before_the_client_waits(con
 
 
 async def test_only_a_reset_at_one_of_several_servers_asks_for_a_short_queue(connect: Any, task: Task) -> None:
-    for urls, expected in (("http://one:1,http://two:1", 5.0), ("http://one:1", None)):
+    for urls, is_short in (("http://one:1,http://two:1", True), ("http://one:1", False)):
         client, server = connect({}, urls=urls)
         async with client:
             await client.desktop().reset(task)
-        assert server.requests[0][1].get("queue_s") == expected
+        queue_s = server.requests[0][1].get("queue_s", 60.0)
+        assert (1.5 <= queue_s <= 2.5) == is_short
 
 
 FAILURES = [
