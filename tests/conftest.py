@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from osworld_pipeline.programs.short_process import collect_seldom
 from osworld_pipeline.recipes.schema import TinyModelSection
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -45,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    collect_seldom()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

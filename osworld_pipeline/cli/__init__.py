@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -31,6 +31,7 @@ from osworld_pipeline.domain.top_level_names import shadow_sentence, use_own_pac
 from osworld_pipeline.domain.version import version_line
 from osworld_pipeline.programs.answers import FLAG
 from osworld_pipeline.programs.failures import DEBUG, Asked, fail, without_debug
+from osworld_pipeline.programs.short_process import collect_seldom, run_process
 
 # Click itself suggests similar commands; typer would repeat it.
 app = typer.Typer(invoke_without_command=True, pretty_exceptions_enable=False, suggest_commands=False)
@@ -77,6 +78,12 @@ def _options(
         show_overview(Path.cwd(), as_json=as_json)
     elif as_json:
         raise typer.BadParameter("it belongs after the command's name", param_hint=FLAG)
+
+
+def run() -> NoReturn:
+    """The installed command."""
+    collect_seldom()
+    run_process(main)
 
 
 def main() -> None:

@@ -1,3 +1,3 @@
-from osworld_pipeline.cli import main
+from osworld_pipeline.cli import run
 
-main()
+run()

@@ -14,10 +14,12 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import FrameType
 from typing import Any
 
 from osworld_pipeline.errors import PipelineError, RecipeError
+from osworld_pipeline.programs.short_process import run_process
 from osworld_pipeline.runs.messages import Failed, Message, Report, Result, problems_in
 from osworld_pipeline.runs.metrics.serving import observed_program
 from osworld_pipeline.runs.parent import die_with_parent
@@ -145,4 +147,4 @@ def stop(signum: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_process(partial(main, sys.argv[1:]))

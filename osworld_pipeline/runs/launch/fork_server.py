@@ -17,8 +17,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
+from osworld_pipeline.programs.short_process import imports_without_collection, run_process
 from osworld_pipeline.runs.__main__ import PROGRAMS
 from osworld_pipeline.runs.__main__ import main as run_main
 from osworld_pipeline.runs.parent import die_with_parent
@@ -163,8 +165,9 @@ def main(argv: list[str]) -> int:
     """`argv`: the descriptor of the socket, and the pid of the parent."""
     server = socket.socket(fileno=int(argv[0]))
     die_with_parent(signal.SIGKILL, parent_pid=int(argv[1]))
-    for module in IMPORTED:
-        importlib.import_module(module)
+    with imports_without_collection():
+        for module in IMPORTED:
+            importlib.import_module(module)
     if sys.modules["torch"].cuda.is_initialized():
         return 1
     gc.freeze()  # a collection would write to shared pages and copy them
@@ -210,4 +213,4 @@ def _become(request: Mapping[str, Any], stdin: int, output: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_process(partial(main, sys.argv[1:]))

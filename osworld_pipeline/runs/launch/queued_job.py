@@ -10,11 +10,13 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import PipelineError
+from osworld_pipeline.programs.short_process import run_process
 from osworld_pipeline.runs.__main__ import EXIT_FATAL, EXIT_STOPPED, Stopped, program_module, run_program, stop
 from osworld_pipeline.runs.launch.mailbox import Mailbox, MessageWriter, mailbox_folder, remove_orphan, watched_launcher
 from osworld_pipeline.runs.messages import Started
@@ -111,4 +113,4 @@ def _write_to(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_process(partial(main, sys.argv[1:]))

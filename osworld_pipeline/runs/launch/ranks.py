@@ -6,9 +6,11 @@ import os
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from osworld_pipeline.programs.short_process import run_process
 from osworld_pipeline.runs.messages import Failed
 from osworld_pipeline.runs.parent import die_with_parent
 
@@ -61,4 +63,4 @@ def _unsaid(program: str, rank: int, num_ranks: int, exit_code: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_process(partial(main, sys.argv[1:]))

@@ -6,8 +6,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 
 from osworld_pipeline.errors import EnvServerError
+from osworld_pipeline.programs.short_process import run_process
 from osworld_pipeline.runs.__main__ import EXIT_RETRYABLE, stop
 from osworld_pipeline.runs.launch.mailbox import MessageWriter
 from osworld_pipeline.runs.launch.queued_job import QueuedRun, run_alone, run_queued
@@ -65,4 +67,4 @@ def _desktops(run: QueuedRun, desktops: RayDesktops, report: Report, *, limit_s:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_process(partial(main, sys.argv[1:]))

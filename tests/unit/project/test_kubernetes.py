@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import functools
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from dagster._cli import create_dagster_cli
 from dagster._config import validate_config
 from dagster._daemon.cli import create_dagster_daemon_cli
 from dagster_k8s import K8sRunLauncher
+from kubernetes_validate.utils import schema_contents
 
 from env_server.options import add_server_options, settings_of
 from env_server.settings import Settings
@@ -89,6 +91,14 @@ def pods(documents: Documents) -> Iterator[tuple[str, dict[str, Any]]]:
     for each in documents:
         if each["kind"] in ("Deployment", "StatefulSet"):
             yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_schema_is_parsed_once() -> Iterator[None]:
+    """The library parses a version's definitions, megabytes, for each document."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubernetes_validate.utils, "schema_contents", functools.cache(schema_contents))
+        yield
 
 
 def check_schema(document: dict[str, Any]) -> None:
