@@ -19,7 +19,7 @@ def show_changes(changes: Sequence[Change], replay: ReplayShare, console: Consol
     compared = [change for change in changes if change.effect is not None]
     if compared:
         console.print()
-        console.print(_table(compared))
+        _show_comparisons(compared, console)
     last = [change for change in compared if change.stages == (Stage.SFT, Stage.GSPO_PHASE2)]
     for change in last:
         console.print("\n".join(_family_lines(change)), highlight=False, soft_wrap=True)
@@ -29,20 +29,16 @@ def show_changes(changes: Sequence[Change], replay: ReplayShare, console: Consol
         console.print(ONE_RUN, style="bold", highlight=False)
 
 
-def _table(changes: Sequence[Change]) -> Table:
-    """The table of changes. If all lines have the same number of tasks and seeds, it is in the title, so that a narrow
-    terminal suffices."""
+def _show_comparisons(changes: Sequence[Change], console: Console) -> None:
+    """A title, and the table of changes. If all lines have the same number of tasks and seeds, it is in the title, so
+    that a narrow terminal suffices. A table's own title would be wrapped to the width of the table."""
     effects = [change.effect for change in changes if change.effect is not None]
     sizes = [(effect.comparison.num_tasks, change.num_seeds) for change, effect in zip(changes, effects, strict=True)]
     is_same = len(set(sizes)) == 1
     of = f": {counted(sizes[0][0], 'task')}, {counted(sizes[0][1], 'evaluation seed')}" if is_same else ""
-    table = Table(
-        title=f"What changed on held-out tasks, paired by task{of}",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-    )
+    title = f"What changed on held-out tasks, paired by task{of}"
+    console.print(title, style="table.title", highlight=False, soft_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     size_columns = () if is_same else ("tasks", "eval seeds")
     for name in ("points", f"{effects[0].comparison.confidence:.0%} interval", *size_columns):
@@ -57,7 +53,7 @@ def _table(changes: Sequence[Change]) -> Table:
             *(() if is_same else map(str, size)),
             effect.words,
         )
-    return table
+    console.print(table)
 
 
 def _family_lines(change: Change) -> list[str]:

@@ -62,6 +62,12 @@ def test_a_line_for_each_comparison_says_points_interval_and_verdict_below_tasks
     assert sum("against" in line and "Families" not in line for line in lines) == 4
 
 
+def test_the_title_is_one_line_above_a_table_that_is_narrower() -> None:
+    lines = shown("base", "sft")
+    title = lines.index("What changed on held-out tasks, paired by task: 8 tasks, 1 evaluation seed")
+    assert max(len(line.rstrip()) for line in lines[title + 1 : title + 3]) < len(lines[title])
+
+
 def test_comparisons_of_other_tasks_say_how_many_each() -> None:
     lines = [line.split() for line in shown(*CHAIN, without=("gspo_phase2", "t0"), width=110)]
     (sft,) = [line for line in lines if line[:3] == ["SFT", "against", "Base"]]
