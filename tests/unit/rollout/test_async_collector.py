@@ -329,7 +329,7 @@ async def test_a_held_update_discards_faulty_groups_and_keeps_the_others_and_tho
 
     collector = collector_of(run, num_updates=3, max_staleness=2, max_fault_share=0.4)
     async with collector:
-        await until(lambda: collector.num_waiting == 4)
+        await until(lambda: (collector.num_waiting, collector.num_running) == (4, 2))
         batch = await collector.collect(0)
         assert [group.group_id for group in batch.groups] == ["s-g000000", "s-g000001"]
         discarded = await collector.hold(batch, update=0)
