@@ -1,6 +1,6 @@
-"""Saves a program what garbage collection costs it. With torch, Dagster or MLflow loaded, the collections during the
-imports and those of the interpreter's teardown take one to two seconds of a core, and free nothing that the end of the
-process does not free."""
+"""Reduces the cost of garbage collection in short processes. With torch, Dagster or MLflow loaded, the collections
+during the imports and those of the interpreter's teardown take one to two seconds of a core, and free nothing that the
+end of the process does not free."""
 
 import atexit
 import gc
@@ -39,13 +39,13 @@ def run_process(main: Callable[[], int | None]) -> NoReturn:
 
 
 def collect_seldom() -> None:
-    """For a program that holds little: its garbage may wait longer."""
+    """For a process without large arrays: collects less often, so it keeps more garbage for a while."""
     gc.set_threshold(_SELDOM, *gc.get_threshold()[1:])
 
 
 @contextmanager
 def imports_without_collection() -> Iterator[None]:
-    """Around the imports of a program that holds much."""
+    """For a process that may hold large arrays later: no collection during its imports, the usual ones afterwards."""
     gc.disable()
     try:
         yield
@@ -54,7 +54,7 @@ def imports_without_collection() -> Iterator[None]:
 
 
 def _status_of(code: object) -> int:
-    """As the interpreter takes what `sys.exit` was called with; it prints a text itself."""
+    """The exit status for the argument of `sys.exit`. For a string it is 1; the interpreter prints the string."""
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1

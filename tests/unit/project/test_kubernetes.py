@@ -95,7 +95,7 @@ def pods(documents: Documents) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def each_schema_is_parsed_once() -> Iterator[None]:
-    """The library parses a version's definitions, megabytes, for each document."""
+    """The library would parse several megabytes of definitions for each document."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kubernetes_validate.utils, "schema_contents", functools.cache(schema_contents))
         yield
