@@ -37,7 +37,7 @@ def build_check(
 
 
 def build_query_check(name: str, asset: str, sql: str, *, holds: str, otherwise: str, warns: bool = False):
-    """The same with a query for the violations."""
+    """A check that passes if the SQL query returns no row; the rows are the violations."""
     return build_check(
         name, asset, lambda state: invariants.find_violations(state, sql), holds=holds, otherwise=otherwise, warns=warns
     )

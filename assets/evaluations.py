@@ -42,7 +42,7 @@ CHECKPOINT_ASSETS = [
     "gspo_phase2_checkpoint",
 ]
 CHECKPOINTS = dg.DynamicPartitionsDefinition(name="_".join([*PREFIX, "checkpoints"]))
-"""Checkpoint ids; a sensor adds new ones. The code locations of an instance share the name too."""
+"""Checkpoint ids; a sensor adds new ones. All code locations of an instance share this name, so it has the prefix."""
 SUITES = dg.StaticPartitionsDefinition(list(suite_names(StateResource(path=configured_state()).dir().suites)))
 """Names of suites; the user's suites are read when the code location is loaded."""
 PARTITIONS = dg.MultiPartitionsDefinition({"checkpoint": CHECKPOINTS, "suite": SUITES})
@@ -68,7 +68,7 @@ def evaluations(
     tracking: TrackingResource,
     progress: ProgressResource,
 ) -> dg.MaterializeResult:
-    """Success of one checkpoint on one suite; a rerun runs only missing episodes and faults."""
+    """Success of one checkpoint on one suite; a rerun runs only episodes that are missing or ended in a fault."""
     settings, folder = recipe.load(), state.dir()
     checkpoint_id, suite_name = partition_of(context)
     checkpoint = register_checkpoint(folder, checkpoint_id)
@@ -180,7 +180,7 @@ def evaluation_report(
 ) -> dg.MaterializeResult:
     """Self-contained HTML pages: scores with intervals, each training run, each suite, and an index of them."""
     from osworld_pipeline.runs.evaluate.report import (
-        make_all_reports,  # templates and images: not when definitions are loaded
+        make_all_reports,  # loads templates and images, so it is not imported when definitions are loaded
     )
 
     folder = state.dir()

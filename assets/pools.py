@@ -1,5 +1,6 @@
-"""The pool of the steps that evaluate or collect. They take turns with trainings, which is right where both compute on
-one GPU. Where servers sample for them, they have a pool of their own, and milestones are evaluated during training."""
+"""The pool of the steps that evaluate or collect. By default it is the pool of the trainings, so that these steps and
+trainings take turns on one GPU. If separate servers sample for the steps, OSWORLD_EVALUATION_POOL names another pool;
+then milestones are evaluated during training."""
 
 import os
 

@@ -12,8 +12,8 @@ FAULT_RETRIES = dg.RetryPolicy(
     max_retries=2, delay=30, backoff=dg.Backoff.EXPONENTIAL, jitter=dg.Jitter.PLUS_MINUS
 )  # after about 30 and 90 seconds
 MAX_RETRIES_TAG = "dagster/max_retries"
-"""Dagster's tag: how often it starts a run again whose process was lost. With 0, steps are not repeated either: a
-person waits for such a run."""
+"""Dagster's tag: how many times it restarts a run whose process was lost. With 0, steps are not repeated either,
+because a person waits for such a run."""
 
 Context = TypeVar("Context", dg.OpExecutionContext, dg.AssetExecutionContext)
 P = ParamSpec("P")
@@ -23,8 +23,8 @@ R = TypeVar("R")
 def only_after_faults(
     step: Callable[Concatenate[Context, P], R],
 ) -> Callable[Concatenate[Context, P], R]:
-    """A decorator for a step with FAULT_RETRIES, which alone would repeat it after every exception. The step fails with
-    the message of a PipelineError alone, and is repeated only if that error is retryable."""
+    """A decorator for a step with FAULT_RETRIES; without it, Dagster would repeat the step after every exception. The
+    failure of a PipelineError contains only its message, and the step is repeated only if that error is retryable."""
 
     @functools.wraps(step)
     def guarded(context: Context, *args: P.args, **kwargs: P.kwargs) -> R:

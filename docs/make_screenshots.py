@@ -86,7 +86,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--state", type=Path, default=Path("var"), help="with a finished run (default var)")
     parser.add_argument("--training", default="gspo_phase1", help="stage whose page is shown (default gspo_phase1)")
     parser.add_argument("--dagster", default="", metavar="URL", help="of a running Dagster, for its pictures")
-    parser.add_argument("--env-server", default="", metavar="URL", help="of an env server at work, to record its page")
+    parser.add_argument("--env-server", default="", metavar="URL", help="of a busy env server, to record its page")
     parser.add_argument("--output", type=Path, default=DOCS, help="folder of the pictures (default docs)")
     return parser.parse_args(argv)
 
@@ -142,7 +142,7 @@ def _shoot(browser: "Browser", *, url: str, settle: "Callable[[Page], FloatRect]
 
 
 def _record(browser: "Browser", *, url: str) -> bytes:
-    """The page for a while, as an animated WebP at the speed of what happened."""
+    """A recording of the page for RECORDED_S, as an animated WebP in real time."""
     page = browser.new_page(viewport={"width": SIZE[0], "height": SIZE[1]}, color_scheme="light")
     pictures: list[Image.Image] = []
     try:
@@ -163,14 +163,14 @@ def _record(browser: "Browser", *, url: str) -> bytes:
         pictures[0].save(sink, "WEBP", quality=quality, method=4, **options)
         if sink.tell() <= MAX_RECORDING_BYTES:
             return sink.getvalue()
-    raise ScreenshotError(f"the recording takes {sink.tell() // 1000} kB")
+    raise ScreenshotError(f"the recording takes {sink.tell() // 1000} kB; lower RECORDED_S or RECORDING_WIDTH")
 
 
 def _graph(page: "Page") -> "FloatRect":
     """The area of the graph, once all of it is visible. Dagster draws the graph some time after the page has loaded,
     with its groups folded and the side panels open; the wheel moves it."""
     page.set_viewport_size({"width": 1700, "height": 1150})
-    page.reload()  # its size when it loads decides how large it draws
+    page.reload()  # Dagster scales the graph to the page's size at load time
     page.wait_for_selector("foreignObject >> text=upkeep", timeout=PAGE_LIMIT_MS)
     page.wait_for_timeout(2000)
     page.get_by_text("Hide navigation").click()

@@ -30,7 +30,8 @@ message and its `fault`; a fault is never a reward."""
 def create_app(pool: Pool, settings: Settings, drivers: Drivers, *, drain: Callable[[float], float]) -> FastAPI:
     """The caller starts and closes the pool; the drivers are closed with the application. The application's state holds
     the table of `episodes` and the `metrics`, for callers that serve more ports over them. `drain` ends the server as
-    SIGTERM does: live episodes get the given seconds; it returns those that they have."""
+    SIGTERM does, but live episodes get the given seconds. It returns the seconds that they have: fewer if an earlier
+    deadline is set."""
     metrics = Metrics()
 
     def on_timing(part: str, seconds: float) -> None:

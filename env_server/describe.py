@@ -13,7 +13,7 @@ from env_server.config import FROM_ENVIRONMENT
 from env_server.server_settings import ServerSettings
 from env_server.table import Table, choices_of, meaning
 
-HEAD = """Every setting of the env server, with its default or, where that is none, an example behind a '#'. The option
+HEAD = """Every setting of the env server, with its default or, if it has none, an example after a '#'. The option
 --config FILE reads such a file. Command line options override it. Tokens and passwords are never in it: they come from
 the environment."""
 WIDTH = 118

@@ -51,7 +51,7 @@ MAX_BYTES_OF: Mapping[str, int] = {
 
 MAX_FRAME_BYTES = 4 * _MIB
 FRAMES_SILENCE_S = 15.0
-"""A stream of frames without a sign of life for this time is lost."""
+"""A stream that has sent no record for this time, not even an empty one, is lost."""
 JPEG_START = b"\xff\xd8\xff"
 
 
@@ -124,8 +124,8 @@ class GuestClient:
         return answer.content
 
     async def frames(self, *, width: int, interval_s: float) -> AsyncGenerator[bytes, None]:
-        """Our extension: a JPEG, at most `width` pixels wide, of the screen and of each change of it, at most one every
-        `interval_s`. Ends after minutes.
+        """Our extension: a JPEG of the screen, at most `width` pixels wide, and another after each change, at most one
+        every `interval_s`. The stream ends after some minutes.
 
         Raises:
             NoFramesError: the guest has no frames.

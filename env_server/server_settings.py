@@ -29,7 +29,7 @@ class _OfAnyKind(Settings):
         because arguments are visible in every process list.
 
         Raises:
-            SettingsError: it would serve a network without a token.
+            SettingsError: the server would serve a network without a token, or OSGym's ports to all addresses.
         """
         source = os.environ if environment is None else environment
         token = source.get(TOKEN_VARIABLE, "").strip()

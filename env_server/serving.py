@@ -42,8 +42,8 @@ class ExtraListener:
 
 
 class _Stop:
-    """The end of the server, by SIGTERM, SIGINT or the API. The first signal drains as a request does, the second ends
-    at once."""
+    """The request to end the server, by SIGTERM, SIGINT or the API. The first signal starts to drain, like a request to
+    the API; the second one ends the server at once."""
 
     def __init__(self, drain_episodes_s: float) -> None:
         self.asked, self.hurried = asyncio.Event(), asyncio.Event()
@@ -58,7 +58,7 @@ class _Stop:
         self.drain(self._drain_episodes_s)
 
     def drain(self, limit_s: float) -> float:
-        """Returns the seconds that live episodes have: those of the earliest deadline."""
+        """Starts to drain. Returns the seconds until the earliest deadline of live episodes."""
         now = time.monotonic()
         self.episodes_end_at = min(self.episodes_end_at, now + limit_s)
         self.asked.set()
@@ -180,7 +180,7 @@ async def _drain(settings: Settings, episodes: EpisodeTable, stop: _Stop) -> Non
 
 
 async def _are_none_left(count: Callable[[], int], end: Callable[[], float], stop: _Stop) -> bool:
-    """False if some are left at the end, which may become earlier meanwhile, or at a second signal."""
+    """Whether the count reaches 0 before `end()`, which may become earlier meanwhile, and before a second signal."""
 
     async def none_left() -> None:
         while count() and time.monotonic() < end():  # noqa: ASYNC110 - a program that ends polls
@@ -232,7 +232,8 @@ async def _finishes_before(stop: asyncio.Event, work: Awaitable[None]) -> bool:
 
 
 def bind(settings: Settings, port: int | None = None) -> socket.socket:
-    """Bound before the desktops start, so that a used port is detected at once; it listens only when all are warm.
+    """Binds the port before the desktops start, so that a port in use is detected at once; the server listens on it
+    only after the pool has started.
 
     Raises:
         SettingsError: the port is in use, or may not be bound.

@@ -132,7 +132,7 @@ class Settings(Table):
     @classmethod
     def _is_a_web_address(cls, url: str) -> str:
         if url and not url.startswith(("http://", "https://")):
-            raise ValueError(f"'{url}' is no address of a viewer: it starts with http:// or https://")
+            raise ValueError(f"'{url}' is not the address of a viewer: an address starts with http:// or https://")
         return url.rstrip("/")
 
     def of(self, kind: type[OwnTable]) -> OwnTable:

@@ -30,7 +30,7 @@ async def tcp_forward(guest: GuestClient) -> AsyncIterator[tuple[str, int]]:
         yield address.hostname, address.port or 80
         return
     bridge = _Bridge(_connector(guest), is_private=False)
-    # The protocol is named because asyncio disables Nagle's algorithm only for sockets that name it.
+    # asyncio disables Nagle's algorithm only for sockets with a named protocol, which it names itself if given a host.
     server = await asyncio.start_server(bridge.serve, _LOOPBACK, 0)
     try:
         yield _LOOPBACK, server.sockets[0].getsockname()[1]
@@ -127,8 +127,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def _is_of_this_user(peer: tuple[str, int], writer: asyncio.StreamWriter) -> bool:
-    """Decides by the kernel's table of connections; a guest runs every command it gets, so other users must not reach
-    it."""
+    """Whether this user owns the peer's socket, according to the kernel's table of connections. A guest runs every
+    command that it receives, so other users must not reach it."""
     local = writer.get_extra_info("sockname")
     wanted = (f":{peer[1]:04X}", f":{local[1]:04X}")
     for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:

@@ -1,5 +1,5 @@
 """Atomic file writes (temporary file, sync, rename), and locks with a timeout. A killed writer leaves at most a hidden
-temporary file, which the next writer in that folder removes."""
+temporary file, which a later call of `remove_stale_temps` removes."""
 
 import errno
 import os
@@ -107,7 +107,7 @@ def locked(
         held = lock(path, timeout_s=timeout_s, is_shared=is_shared)
     except TakenError as taken:
         raise error(
-            f"{what} is locked by process {taken.holder} for longer than {timeout_s:g} s ({path}): "
+            f"{what} has been locked by process {taken.holder} for more than {timeout_s:g} s ({path}): "
             "wait for it or stop it, then try again"
         ) from None
     except OSError as failure:

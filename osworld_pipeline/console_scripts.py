@@ -1,5 +1,5 @@
-"""The installed commands of servers. Each imports its program when it is called: a package that is missing is one
-sentence."""
+"""The installed commands of servers. Each imports its program when it is called, so that a missing package is reported
+in one sentence."""
 
 import sys
 from functools import partial

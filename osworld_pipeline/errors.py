@@ -80,7 +80,7 @@ class TamperingError(ReplicaError): ...
 
 class TouchedError(ReplicaError):
     def __init__(self, message: str, num_inputs: int = 1) -> None:
-        """`num_inputs`: at least so many."""
+        """`num_inputs`: minimum number of inputs that the person sent."""
         super().__init__(message)
         self.num_inputs = num_inputs
 

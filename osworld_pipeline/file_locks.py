@@ -1,8 +1,8 @@
 """Locks on files of a state folder, which the processes of all its hosts respect.
 
-They are the kernel's (`flock`), released when their holder dies. A state on a file system without locks has a file
-`lock-files` at its top. Its locks are folders `NAME.rw`, which their holder refreshes. One that was not refreshed for a
-minute is taken over. These work for the processes of one user.
+The locks are the kernel's (`flock`), which are released when their holder dies. A state on a file system without locks
+has a file `lock-files` at its top. The locks of such a state are folders `NAME.rw`, which their holder refreshes; a
+lock that was not refreshed for a minute is taken over. Such locks work only for the processes of one user.
 """
 
 import fcntl
@@ -30,7 +30,8 @@ class TakenError(Exception):
     """Another process holds the lock."""
 
     def __init__(self, holder: str) -> None:
-        """`holder`: its process id, with its host if the lock is a file; `unknown` if it did not leave it."""
+        """`holder`: the other process's id, with its host if the state has lock files; `unknown` if the lock names no
+        holder."""
         super().__init__(holder)
         self.holder = holder
 
@@ -166,6 +167,6 @@ def _this_process() -> str:
 
 
 def _is_dead(holder: str) -> bool:
-    """Whether it is known to be, because it was a process of this host."""
+    """Whether this holder is known to be dead: it was a process of this host and no longer exists."""
     pid, _, host = holder.partition(" on ")
     return host == socket.gethostname() and pid.isdigit() and not Path(f"/proc/{pid}").exists()

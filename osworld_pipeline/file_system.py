@@ -20,11 +20,11 @@ _OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
 @lru_cache(maxsize=64)
 def need_file_system(folder: Path) -> None:
-    """Returns if a state can be written in `folder`; checked once per process. A new state on a file system without
-    locks gets lock files.
+    """Checks, once per process, that a state can be written in `folder`. A new state on a file system without locks
+    gets lock files.
 
     Raises:
-        StoreError: it is read-only, or has no locks or no rename over a file.
+        StoreError: the file system is read-only, or has no locks or no rename over a file.
     """
     temp, target = folder / temp_name(), folder / temp_name()
     try:
@@ -70,7 +70,7 @@ def explain_lock(path: Path, error: OSError) -> str:
 
 
 def _need_locks(folder: Path, temp: Path) -> None:
-    # Both for writing: NFS grants an exclusive lock to no other descriptor.
+    # Both are opened for writing: NFS grants an exclusive lock only to a descriptor that is open for writing.
     with temp.open("wb") as first, temp.open("r+b") as second:
         try:
             fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,5 +1,5 @@
-"""Files that a process keeps while it runs, by which others of its state find it: the address of its metrics, its env
-server. The file of a killed process is removed when the next one starts."""
+"""Files that a process keeps while it runs, so that other processes of the same state find it: the address of its
+metrics, or of its env server. The file of a killed process is removed when the next process starts."""
 
 import json
 import os

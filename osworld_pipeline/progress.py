@@ -26,7 +26,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class Tally:
-    """Reports the work that is done so far, and nothing if there is none; safe for several threads."""
+    """Reports the work that is done so far; reports nothing if the total is 0. Safe for several threads."""
 
     def __init__(self, on_progress: OnProgress | None, what: str, total: int, unit: str) -> None:
         self._on_progress = on_progress

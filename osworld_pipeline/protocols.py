@@ -81,7 +81,7 @@ class GenerateResult:
     """Sampled ids only, including a sampled end-of-turn token; empty from a chat engine."""
     logprobs: tuple[float, ...] = ()
     """log p of each sampled token under the distribution that sampled it: softmax of logits / temperature without the
-    banned ids (`Renderer.banned_ids`); at temperature 0 as at 1. Top-p is not in it: training samples at top-p 1."""
+    banned ids (`Renderer.banned_ids`); temperature 0 counts as 1. Top-p is ignored: training samples at top-p 1."""
     policy_versions: tuple[int, ...] = ()
     """Version of each sampled token; empty if all are `policy_version`."""
     prompt_num_tokens: int = 0

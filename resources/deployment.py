@@ -52,8 +52,8 @@ def deployment_resources(environment: Mapping[str, str]) -> dict[str, dg.Configu
 
 
 def deployment_tracking(environment: Mapping[str, str]) -> TrackingResource:
-    """For commands, which are not run by Dagster: its values from the environment are read. Raises PipelineError, as
-    `deployment_resources`."""
+    """The tracking resource for commands, which Dagster does not run: its values from the environment are read here.
+    Raises PipelineError, as `deployment_resources`."""
     configured = deployment_resources(environment)["tracking"]
     for _, value in configured:
         if isinstance(value, dg.EnvVar) and value.get_value() is None:

@@ -100,7 +100,7 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     (
         "OSWORLD_EVALUATION_POOL",
         "Dagster",
-        "the pool of evaluations and collections; default: `trainer`, in turns with trainings",
+        "the pool of evaluations and collections; default: `trainer`, which they share with training",
     ),
     (
         "DAGSTER_HOME",

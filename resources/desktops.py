@@ -25,7 +25,7 @@ VIEWER_VARIABLE = "OSWORLD_VIEWER_URL"
 
 class DesktopsOnRay(dg.Config):
     """Env servers that run on the Ray cluster of `launcher.runs_on.ray` as long as the program that uses them, as many
-    as `desktop.num_replicas` needs. One that ends, or whose node is lost, is started again, where there is room."""
+    as `desktop.num_replicas` needs. A server that ends, or whose node is lost, is restarted if there is room."""
 
     provider: str = Field(default="local", description="Kind of desktop: a provider of `env-server`.")
     desktops_per_server: int = Field(default=8, ge=1, description="Desktops of one env server.")
@@ -82,8 +82,9 @@ class DesktopsResource(dg.ConfigurableResource):
     token_hours: float = Field(
         default=168.0,
         ge=0,
-        description="Life of the token that the programs of a step get instead of `token`, for servers by URL. After "
-        "it the step is repeated and resumes. 0: they get `token` itself, as older servers and foreign proxies need.",
+        description="Lifetime of the token that the programs of a step get instead of `token`, for servers by URL. "
+        "When it expires, the step is repeated and resumes. 0: they get `token` itself, as older servers and foreign "
+        "proxies need.",
     )
     ray: DesktopsOnRay | None = Field(
         default=None, description="Desktops that the program starts on its Ray cluster, instead of `urls`."

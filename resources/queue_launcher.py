@@ -50,9 +50,9 @@ class Request:
     placement: Placement
     num_processes: int
     desktops: RayDesktops | None
-    """Those that the job starts."""
+    """The desktops that the job starts; None if it starts none."""
     run_id: str
-    """Dagster's."""
+    """Id of the Dagster run."""
     state: StateDir
 
 
@@ -205,11 +205,11 @@ class _Run:
             limit_s = STOP_TIMEOUT_S if self.has_started else STATUS_EVERY_S
             if self.queue.stop(name, timeout_s=limit_s):
                 return
-            reason = f"it was not over {limit_s:.0f} s later"
+            reason = f"it had not ended {limit_s:.0f} s later"
         except PipelineError as error:
             reason = str(error)
         self.context.log.error(
-            f"the job {name} was not confirmed to end ({reason}); without its launcher it exits as it starts, or "
+            f"the job {name} may still be running ({reason}); without its launcher it exits when it starts, or "
             f"within {self.settings.lost_after_s:.0f} s"
         )
 

@@ -54,7 +54,8 @@ class RayLauncher(QueueLauncher):
         default=1.0, ge=0, description="CPUs of a program that only directs ranks or actors."
     )
     resources_per_driver: dict[str, float] = Field(
-        default={}, description="Its further resources; without these and without CPUs it runs on the head node."
+        default={},
+        description="Further resources of such a program; without these and without CPUs it runs on the head node.",
     )
 
     @contextmanager

@@ -44,8 +44,8 @@ class StateResource(dg.ConfigurableResource):
 
 
 class RecipeResource(dg.ConfigurableResource):
-    """The recipe of a run, by name or by path of a TOML file, and the settings that override it or that it overrides
-    (docs/recipes.md)."""
+    """The recipe of a run, by name or by path of a TOML file; settings that override it; and Slime-OSWorld's variables,
+    which it overrides (docs/recipes.md)."""
 
     name: str = Field(default="demo", description="Name of a shipped recipe, or the path of a .toml file.")
     overrides: Overrides | None = Field(

@@ -61,7 +61,7 @@ async def open_unless_gone(
         if request_id:
             episodes.hang_up(client_id, request_id)
         else:
-            await episodes.close(opened[0].episode_id, "its client hung up during reset", outcome="client_gone")
+            await episodes.close(opened[0].episode_id, "its client disconnected during reset", outcome="client_gone")
 
     opening = episodes.open(task_config, env_config, client_id=client_id, request_id=request_id, queue_s=queue_s)
     return await while_connected(request, opening, undo=undo)
@@ -70,7 +70,8 @@ async def open_unless_gone(
 async def open_and_tell(
     episodes: EpisodeTable, message: Asked, request: Request
 ) -> tuple[Observation, dict[str, Any]] | None:
-    """The first observation, and the fields about the episode for its client. None and errors as open_unless_gone."""
+    """The first observation, and the fields about the episode for its client. Returns None and raises errors as
+    open_unless_gone does."""
     start = time.monotonic()
     opened = await open_unless_gone(
         episodes,

@@ -1,5 +1,5 @@
-"""Thumbnails of the replicas' screens. An episode's thumbnail is the screen that its client saw last, so its desktop is
-not asked for another; only a desktop without an observation yet is."""
+"""Thumbnails of the replicas' screens. An episode's thumbnail is the screen that its client saw last. A screenshot
+is requested only from a desktop that has no observation yet."""
 
 import asyncio
 import io

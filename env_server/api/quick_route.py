@@ -1,5 +1,5 @@
-"""A FastAPI route that is documented by its signature as any other, and answered without FastAPI's dependency handling,
-which would take more time in every step than the rest of the server."""
+"""A FastAPI route that is documented by its signature, like any other route, but answered without FastAPI's dependency
+handling, which would take more time in every step than the rest of the server."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, get_type_hints

@@ -1,5 +1,5 @@
 """Pages for a browser: the state and the screen of each replica, and the API. The pages contain no data; they request
-it with the token. Viewing them needs no work of a desktop with an episode."""
+data with the token. Viewing them causes no work on a desktop that has an episode."""
 
 import base64
 import hashlib

@@ -108,4 +108,4 @@ async def _order(guest: GuestClient, *, urls: Sequence[str] = (), ids: Sequence[
     try:
         return [dict(tab) for tab in json.loads(result.output)]
     except (ValueError, TypeError) as error:
-        raise ReplicaError(f"the guest answered a list of tabs with {result.output[:80]!r}") from error
+        raise ReplicaError(f"the guest sent an invalid list of tabs: {result.output[:80]!r}") from error

@@ -19,7 +19,7 @@ MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PIECE_BYTES = 1024 * 1024
 _MAX_ROUNDS = 3
-"""A file that another server evicts before it is read is fetched again, at most this often."""
+"""Fetches of one file in all: a file that another server evicts before it is read is fetched again."""
 
 
 class Downloader:

@@ -1,4 +1,4 @@
-"""Waits until a desktop's screen is stable instead of a fixed time; the wait is limited, and polling is cheap."""
+"""Waits until a desktop's screen is stable instead of for a fixed time; the wait is limited, and polling is cheap."""
 
 import asyncio
 import hashlib
@@ -42,8 +42,8 @@ async def wait_until_calm(guest: GuestClient, *, before: bytes | None = None) ->
 
 
 async def settle_by_looks(screenshot: Callable[[], Awaitable[bytes]], *, limit_s: float) -> None:
-    """Waits after an action of a guest that cannot wait by itself: the same decision on screenshots from outside. A
-    change before the first screenshot is not seen, and then the wait is longer."""
+    """Waits after an action of a guest that cannot wait by itself: applies the guest's rule (Stillness) to screenshots.
+    A change before the first screenshot is not detected, and then the wait is longer."""
     start = time.monotonic()
     stillness: Stillness | None = None
     while True:

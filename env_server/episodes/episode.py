@@ -95,7 +95,7 @@ class Episode:
         self.last_used_at = time.monotonic()
 
     def outcome(self, otherwise: EpisodeOutcome) -> EpisodeOutcome:
-        """A person's input takes precedence over a fault or an evaluation, and these over the reason of the close."""
+        """The first that applies: touched by a person, evaluated, ended by a fault; else `otherwise`."""
         if self.num_person_inputs:
             return "touched"
         if self.reward is not None:
@@ -179,8 +179,8 @@ class Episode:
             self._num_waiting -= 1
 
     async def next_person_input(self, after: int, *, wait_s: float) -> tuple[int, str] | None:
-        """The number of the person's input after this one, and its action; None if none comes in time. Makes the
-        episode a demonstration."""
+        """The number and the action of the person's first input after number `after`; None if none comes in time. Makes
+        the episode a demonstration."""
         if self.demonstration is None:
             self.demonstration = InputQueue()
         self.touch()
@@ -301,7 +301,9 @@ class Episode:
             cause = await self._cause_inside(error) if self._has_acted else None
             self._lease.fail(cause or str(error))
             if self.num_person_inputs:
-                raise TouchedError(f"after a person's input: {cause or error}", self.num_person_inputs) from error
+                raise TouchedError(
+                    f"the desktop was lost after a person's input: {cause or error}", self.num_person_inputs
+                ) from error
             self._fault = "env_fault" if cause is None else "tampering"
             raise (ReplicaError(str(error)) if cause is None else TamperingError(cause)) from error
         except SetupError:

@@ -29,7 +29,7 @@ def check_input(action: str, *, is_demonstration: bool) -> str:
     if is_demonstration and action in ENDINGS:
         return action
     if action in SPECIAL_ACTIONS:
-        raise ActionParseError(f"{action} is no input: only calls of pyautogui are, and the end of a demonstration")
+        raise ActionParseError(f"a person can send pyautogui calls, and DONE or FAIL in a demonstration, not {action}")
     read_calls(action)
     return action
 
@@ -66,7 +66,7 @@ class InputQueue:
         self._has_changed.set()
 
     async def after(self, number: int, *, wait_s: float) -> tuple[int, str] | None:
-        """The input after this one, which drops all up to it; None if none comes in time."""
+        """The first input after `number`; None if none comes in time. Drops all inputs up to `number`."""
         while self._inputs and self._inputs[0][0] <= number:
             self._inputs.popleft()
         if not self._inputs and not self._is_over:

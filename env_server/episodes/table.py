@@ -92,7 +92,7 @@ class EpisodeTable:
         self.outcomes: Counter[EpisodeOutcome] = Counter()
         """Counts of the episodes that are over."""
         self.last_ends: dict[str, EpisodeEnd] = {}
-        """The last episode of each replica that is over, by replica."""
+        """The last ended episode of each replica, by replica id."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -226,7 +226,7 @@ class EpisodeTable:
             await asyncio.gather(preparing, closing, return_exceptions=True)
 
     def _is_wanted(self, opening: asyncio.Task[Opened]) -> bool:
-        """Whether it is still running, or its episode is alive and has no step yet."""
+        """Whether `opening` is still running, or its episode is alive and has no step yet."""
         if not opening.done():
             return True
         if opening.cancelled() or opening.exception() is not None:
@@ -235,7 +235,7 @@ class EpisodeTable:
         return episode.episode_id in self._entries and episode.num_steps == 0
 
     def _abandon(self, opening: asyncio.Task[Opened], hung_up_at: float) -> None:
-        """Closes it unless a client has claimed it since."""
+        """Cancels `opening`, or closes its episode, unless a client has claimed it since."""
         if not opening.done():
             if not self._num_waiting[opening]:
                 opening.cancel()
@@ -246,7 +246,7 @@ class EpisodeTable:
         is_unused = episode.last_used_at <= max(hung_up_at, episode.prepared_at) and not episode.is_busy
         if episode.episode_id in self._entries and is_unused:
             closing = asyncio.ensure_future(
-                self.close(episode.episode_id, "its client hung up during reset", outcome="client_gone")
+                self.close(episode.episode_id, "its client disconnected during reset", outcome="client_gone")
             )
             closing.add_done_callback(lambda task: task.exception())
 

@@ -47,7 +47,8 @@ class MetricProcesses:
             EvaluatorError: the metric crashed, or exceeded the wall-clock limit.
         """
         async with self._slots:
-            request = pickle.dumps((name, list(arguments), dict(options)), protocol=5)  # here: limits concurrent copies
+            # Pickled inside the semaphore, which limits the number of concurrent copies.
+            request = pickle.dumps((name, list(arguments), dict(options)), protocol=5)
             if arguments and len(request) > MAX_RESULT_BYTES < len(pickle.dumps(arguments[0], protocol=5)):
                 return _too_much(name, f"{MAX_RESULT_BYTES >> 20} MiB to read")
             process = self._take_idle() or await self._start()

@@ -65,7 +65,7 @@ def make_parser() -> ArgumentParser:
     add_server_flags(parser)
     add("--provider", choices=("local", "qemu"), default="local", help="kind of desktop (default local)")
     add("--quota", type=_at_least_one, default=4, help="sandboxes at a time; further ones get 429 (default 4)")
-    add("--lifetime-s", type=_seconds, default=300.0, help="one unused and not refreshed for this time ends (300)")
+    add("--lifetime-s", type=_seconds, default=300.0, help="end a sandbox not used or refreshed for this time (300)")
     add("--retry-after-s", type=_seconds, default=5.0, help="Retry-After for a client over the quota (default 5)")
     add("--host", default="127.0.0.1", help="any address but loopback requires a token")
     add("--port", type=int, default=8200, help="0 selects a free port (default 8200)")

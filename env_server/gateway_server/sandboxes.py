@@ -94,7 +94,7 @@ class HeldSandbox:
         """GoneError: it does not belong to this session."""
         known = (self.session_id, self._old_session_id)
         if not any(hmac.compare_digest(session_id.encode(), each.encode()) for each in known):
-            raise GoneError(f"the sandbox {self.sandbox_id} is not of this session; refresh it, or start another")
+            raise GoneError(f"the sandbox {self.sandbox_id} belongs to another session; refresh it, or start another")
 
     def renew(self, session_id: str) -> None:
         """Issues another session id. The previous one stays valid, for calls in progress and for a client that did not

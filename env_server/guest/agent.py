@@ -24,7 +24,7 @@ from .xinput import Input
 
 WINDOW_MANAGER_LIMIT_S = 20.0
 MACHINE_LIMIT_S = 120.0
-"""The same in an emulated machine, which may be twenty times slower."""
+"""The limit for the window manager in a virtual machine, which may be emulated and twenty times slower."""
 MACHINE_WINDOW_WAIT_S = 45.0
 """The longest wait for a window in an emulated machine."""
 

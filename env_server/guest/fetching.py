@@ -15,7 +15,7 @@ def fetch(url: str, path: Path) -> str | None:
     """Writes the content of `url` to `path`, completely or not at all; returns an error message or None."""
     if urlsplit(url).scheme not in ("http", "https"):
         return f"{url!r} is not a web address"
-    # Only here: not at the start of every desktop.
+    # Imported here, because the imports would slow the start of every desktop.
     import http.client
     import urllib.request
 

@@ -33,7 +33,7 @@ NEW_ROOT = Path("/new")
 
 ROOT_SHARE, TMP_SHARE, SHM_SHARE, RUN_SHARE = 6, 5, 2, 1
 SHARES = 20
-"""Files are in memory here. Even with full folders, programs keep six twentieths of it and continue to run."""
+"""Files are in memory here. Even if all folders are full, 6/20 of the memory is left for programs."""
 MAX_FILE_BYTES = 1024 * 1024 * 1024
 MAX_DATA_BYTES = 4 * 1024 * 1024 * 1024
 MAX_OPEN_FILES = 4096
@@ -48,15 +48,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def main() -> None:
     """Arguments: `--image FOLDER` and numbers. `--listener-fd` is the listening socket of the guest agent,
-    `--memory-bytes` the limit for files and programs together, `--nice` that of the desktop's programs in their control
-    group. They are parsed without argparse, whose import every desktop would pay for."""
+    `--memory-bytes` the limit for files and programs together, `--nice` the niceness of the desktop's programs. They
+    are parsed without argparse, whose import would slow the start of every desktop."""
     arguments = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))
     listener_fd, nice = int(arguments["--listener-fd"]), int(arguments["--nice"])
     os.umask(0o022)
     make_root(Path(arguments["--image"]), memory_bytes=int(arguments["--memory-bytes"]))
     set_limits(max_processes=int(arguments["--max-processes"]))
     Path("/proc/self/oom_score_adj").write_text("800")  # when memory runs out, desktops are killed before the host's
-    Path("/proc/sys/user/max_user_namespaces").write_text("1")  # the user's own, made next; no other can be made
+    Path("/proc/sys/user/max_user_namespaces").write_text("1")  # only the desktop user's, which is made next
     install_filter()
     namespace = make_user_namespace()
     start_root_helper(listener_fd, nice=nice)

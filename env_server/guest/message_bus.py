@@ -9,7 +9,7 @@ from pathlib import Path
 from .processes import descendants
 
 STOPPED_LIMIT_S = 2.0
-"""Total limit during one request: programs that stop and continue them in turn also disable them."""
+"""Limit of the total time that services are stopped during one request: programs may stop and continue them in turn."""
 ENDED_LIMIT_S = 5.0
 """Time without an answer after which an ended or replaced bus counts as disabled: a replacement may never answer."""
 SERVICES = (b"dbus-daemon", b"at-spi-bus-laun", b"at-spi2-registr")

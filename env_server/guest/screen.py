@@ -51,7 +51,7 @@ class Screen:
             self._display.sync()
 
     def grab(self) -> Image.Image:
-        """The same as an image, including the mouse cursor."""
+        """The screen as an image, including the mouse cursor."""
         self._sync()
         # Pillow takes any buffer; its type hints do not.
         memory: bytes = self._memory  # pyright: ignore[reportAssignmentType]

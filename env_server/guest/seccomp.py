@@ -1,6 +1,7 @@
 """A system-call filter for every process of a desktop, including its root: calls that no desktop needs fail with EPERM,
-and sockets of other families with EAFNOSUPPORT. The sandbox does not depend on it; it blocks the kernel interfaces that
-are exploited most often, and access of other programs to the guest agent's memory and descriptors."""
+and sockets outside the allowed families with EAFNOSUPPORT. The sandbox does not depend on the filter, which blocks the
+kernel interfaces that are exploited most often, and access of other programs to the guest agent's memory and
+descriptors."""
 
 import ctypes
 import errno

@@ -110,12 +110,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer("POST")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """No log: the host knows its requests."""
+        """Logs nothing: the requests come from the host."""
 
     def _answer(self, method: str) -> None:
         """400 to 404: the request is wrong. 410: programs of the desktop have disabled a service that answers. 500:
-        the command in it is wrong. 503: the desktop failed. 507: its programs have used up processes, memory or disk
-        space."""
+        the command in the request is wrong. 503: the desktop failed. 507: programs of the desktop have used up
+        processes, memory or disk space."""
         try:
             reply = self._reply(method)
         except DisabledError as error:

@@ -23,7 +23,7 @@ PRINT_MESSAGE = "DESKTOP_PRINT_TERMINAL"
 
 
 def terminal_resources(runtime: Path) -> str:
-    """The X resources that make every xterm handle `PRINT_MESSAGE`. The text appears at once, by a rename."""
+    """The X resources that make every xterm handle `PRINT_MESSAGE`. The file appears atomically, by a rename."""
     folder = str(runtime)
     return (
         "XTerm*printAttributes: 0\n"

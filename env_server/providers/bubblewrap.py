@@ -46,7 +46,8 @@ async def end_sandbox(
     has_walls: bool = True,
     limit_s: float = STOP_LIMIT_S,
 ) -> None:
-    """Returns once every process in the sandbox has ended. For a program without `has_walls` only that process.
+    """Kills every process in the sandbox, and returns once all have ended. Without `has_walls` there is no sandbox, and
+    it only waits until the program has ended.
 
     Raises:
         ReplicaError: a process is still alive after `limit_s`.

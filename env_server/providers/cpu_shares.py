@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 INTERVAL_S = 4.0
 MOST_TIMES_MEDIAN = 4.0
-"""Factor on the CPU time of the other desktops."""
+"""A desktop that used more than this many times the median CPU time of the others gets a small weight."""
 FLOOR_CPUS = 0.5
 FLOOR_EQUAL_PARTS = 2.0
 """A desktop that uses fewer processors than this, or fewer equal parts of all, keeps its weight."""
@@ -22,7 +22,7 @@ SMALL_WEIGHT = 1 / 8
 """1/32 was too small: on a busy machine a guest agent did not answer within 70 s, and a hostile episode ended as a
 fault."""
 FIRST_S, LONGEST_S = 8.0, 256.0
-"""How long a small weight lasts at first; each time it repeats, twice as long."""
+"""How long a small weight lasts the first time, and at most; it lasts twice as long each further time."""
 
 
 class CpuGroup(Protocol):

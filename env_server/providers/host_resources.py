@@ -22,7 +22,7 @@ RETRY_INTERVAL_S, SHORT_INTERVAL_S = 1.0, 0.1
 NUM_ATTEMPTS = 60
 """Limit of each sandbox; one attempt takes up to 15 s."""
 MAX_UNFINISHED = 8
-"""Most sandboxes whose release is unfinished. A machine with more of them starts no further sandboxes."""
+"""A provider starts no further sandbox while the release of this many is unfinished."""
 
 
 @dataclass(frozen=True, kw_only=True)

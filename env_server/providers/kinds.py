@@ -36,7 +36,7 @@ class ProviderKind:
     title: str = ""
     """Title of its options in the help; empty: its name."""
     has_ports: bool = False
-    """Ports of its desktops are reached through a proxy only."""
+    """OSWorld's graders can reach the ports of the browser and VLC on its desktops."""
 
 
 @cache

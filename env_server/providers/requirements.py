@@ -105,7 +105,9 @@ def try_sandbox(command: Sequence[str], *, limit_s: float) -> None:
     except OSError as error:
         raise DependencyError(f"cannot start bubblewrap ({error}); run `{how_to_set_up('debian')}`") from error
     except subprocess.TimeoutExpired as error:
-        raise DependencyError(f"bubblewrap made no sandbox within {limit_s:g} s; run it by hand") from error
+        raise DependencyError(
+            f"bubblewrap did not create a sandbox within {limit_s:g} s; check the load of the machine"
+        ) from error
     if done.returncode:
         raise explain_namespaces(done.stderr.decode("utf-8", "replace"))
 

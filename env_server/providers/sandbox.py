@@ -22,7 +22,8 @@ from osworld_pipeline.errors import DependencyError, ReplicaError
 BOOT_LIMIT_S = 60.0
 ALIVE_INTERVAL_S = 0.1
 END_LIMIT_S, DYING_LIMIT_S, DYING_INTERVAL_S = 1.0, 20.0, 0.02
-"""Time from a lost connection to the end of the desktop, which is long with many processes on a busy machine."""
+"""After a lost connection: limit until process 1 is exiting, limit until the desktop has ended (high, because many
+processes take long to end on a busy machine), and the poll interval."""
 PROBE_LIMIT_S = 20.0
 PROGRAM_NICE = 10
 """Nice value of a desktop's programs; the guest agent and the X server are in the same control group. Programs that
@@ -108,8 +109,9 @@ class Sandbox:
         return process is not None and process.poll() is None
 
     async def cause_inside(self) -> str | None:
-        """Does the same as LocalDesktop.cause_inside. The connection is lost before the desktop has ended: waits for
-        that up to END_LIMIT_S, and up to DYING_LIMIT_S once its process 1 is exiting, which waits for all others."""
+        """Does the same as LocalDesktop.cause_inside. The connection is lost before the desktop has ended, so the call
+        waits for the end: up to END_LIMIT_S, or up to DYING_LIMIT_S if process 1 is exiting, because process 1 waits
+        for all other processes."""
         held = self._held
         began = time.monotonic()
         while self.is_alive() and (passed_s := time.monotonic() - began) < DYING_LIMIT_S:

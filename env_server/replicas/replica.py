@@ -186,7 +186,7 @@ class Replica:
             try:
                 async with asyncio.timeout(self._reset_timeout_s):
                     await desktop.reset()
-            except (ReplicaError, DependencyError, OSError) as error:  # TimeoutError is one
+            except (ReplicaError, DependencyError, OSError) as error:  # TimeoutError is an OSError
                 self._failed(str(error) or f"its reset took more than {self._reset_timeout_s:g} s")
                 log.warning("replica %s is replaced, its reset failed: %s", self.replica_id, error or "timeout")
                 return

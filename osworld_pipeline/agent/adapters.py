@@ -112,8 +112,8 @@ def whole_weights_folder(folder: Path) -> Path:
 
 
 def write_base(adapter: Path, base: Base, *, place: Path) -> None:
-    """Writes base.json. `place`: the final path of `adapter`. The path to a base in the same state folder is relative
-    to it, so that the state folder can be moved; for another base an absolute path is added."""
+    """Writes base.json. `place`: the final path of `adapter`. The path to the base is relative to `place`, so that a
+    state folder with both can be moved; for a base elsewhere an absolute path is added."""
     folder, place = base.folder.resolve(), place.resolve()
     document = {"base_folder": os.path.relpath(folder, place), "base_digest": base.digest}
     if folder.parent not in place.parents:

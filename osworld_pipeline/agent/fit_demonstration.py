@@ -97,7 +97,7 @@ class _Translator:
             if same:
                 return message
         elif image is None:
-            raise ValueError("a turn refers to an image that it does not have")
+            raise ValueError("a turn has coordinates, but there is no image before it")
         else:
             arguments = self._moved(turn.arguments, image)
         said = self._say(turn.description, arguments)

@@ -91,6 +91,6 @@ def _show(done: "Collected") -> None:
     )
     if done.num_heldout_tasks:
         print(
-            f"{done.num_heldout_tasks} of these tasks are held out by the recipe: a policy trained on them can "
-            "not be evaluated on them"
+            f"{done.num_heldout_tasks} of these tasks are held out by the recipe: a policy trained on them "
+            "cannot be evaluated on them"
         )

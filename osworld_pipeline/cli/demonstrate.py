@@ -43,7 +43,7 @@ def demonstrate(
     who: Annotated[str, typer.Option(help="Name of the person, kept with the demonstration.")] = "",
     licence: Annotated[str, typer.Option(help="Licence of the demonstration; stored in every row.")] = "unknown",
     name: Annotated[
-        str, typer.Option(help="The import that it is added to, and its rows' source: letters, digits and _.")
+        str, typer.Option(help="Import to add the demonstration to, and source of its rows: letters, digits and _.")
     ] = "person",
     limit_minutes: Annotated[float, typer.Option(min=0.1, help="Time for the whole demonstration.")] = 30.0,
     recipe: RecipeOption = "demo",
@@ -91,7 +91,7 @@ def _find_task(state: "StateDir", recipe: "Recipe", suite: str, task_id: str, *,
         names = [found.name_of(one) for one in found.tasks]
         raise DatasetError(f"suite {suite} has no task '{task_id}'{did_you_mean(task_id, names)}")
     if holds_back(recipe, replace(found, tasks=(task,))):
-        say("this task is held out by the recipe: a policy trained on it can not be evaluated on it", as_json=as_json)
+        say("this task is held out by the recipe: a policy trained on it cannot be evaluated on it", as_json=as_json)
     return task
 
 

@@ -83,7 +83,7 @@ def evaluate(
     folder = fresh_state(state, state_remote, must_exist=False, as_json=as_json)
     if is_cache(folder.root):
         if not checkpoint:
-            raise typer.BadParameter(f"{state} is a cache and has no newest checkpoint: name one with --checkpoint")
+            raise typer.BadParameter(f"{state} is a cache of an object store: name a checkpoint with --checkpoint")
         with shown_progress("fetching the checkpoint", as_json=as_json) as on_progress:
             fetch_checkpoints(folder, [checkpoint], on_progress)
 

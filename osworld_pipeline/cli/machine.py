@@ -18,8 +18,8 @@ ServingJsonOption = Annotated[
 
 
 def announce_successor(url: str) -> None:
-    """The line of --json for a server that takes this process's place, which keeps its id. Its output goes to standard
-    error."""
+    """Prints the line of --json for a server that replaces this process and keeps its process id. The server's output
+    then goes to standard error."""
     print_json(ready_message(url), on_one_line=True)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

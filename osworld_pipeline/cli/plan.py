@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 GB = 1e9
 EVERY_STAGE = (Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
-"""Number of the GPU that trains."""
+"""The stages of a plan if none are chosen; the stage base is not one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ def report(
     training: Annotated[
         str,
         typer.Option(
-            help="Report on one training run: a checkpoint of it, or a stage, e.g. gspo_phase1, for the newest."
+            help="Report on one training run: name one of its checkpoints, or a stage (gspo_phase1) for its newest run."
         ),
     ] = "",
     suite: Annotated[

@@ -46,7 +46,7 @@ def setup(
         raise typer.BadParameter(f"no part named '{unknown[0]}'; there are: {known}", param_hint="PARTS")
     kinds = [KINDS[part] for part in chosen if part in KINDS]
     if folder is not None and len(kinds) != 1:
-        raise typer.BadParameter("it is for one of sglang and desktop-env", param_hint="--folder")
+        raise typer.BadParameter("give it with exactly one of sglang and desktop-env", param_hint="--folder")
     packages = [part for part in chosen if part in DEBIAN_PARTS]
     command = debian_command(packages) if packages else ""
     if dry_run and command and not as_json:
@@ -92,7 +92,7 @@ def receive_weights(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Default: that of engine.receiver_port; 0: any.")
     ] = None,
-    keep: Annotated[int, typer.Option(min=2, help="Number of checkpoints and adapters that stay.")] = 4,
+    keep: Annotated[int, typer.Option(min=2, help="Number of checkpoints and adapters to keep.")] = 4,
     as_json: ServingJsonOption = False,
 ) -> None:
     """Take weights over HTTP for the sglang servers of this machine (engine.weights = "upload"), until Ctrl-C."""

@@ -41,8 +41,8 @@ def train(
         str,
         typer.Option(
             "--from",
-            help="Train this checkpoint: an id, champion, a folder, or hub:OWNER/NAME[@REVISION]; without --stages "
-            "through the flywheel and the GSPO phases.",
+            help="Train this checkpoint: an id, champion, a folder, or hub:OWNER/NAME[@REVISION]. Without --stages, "
+            "the flywheel and the GSPO phases are run.",
         ),
     ] = "",
     stages: Annotated[
@@ -52,7 +52,7 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print the required resources without starting. Exit status 1 if it cannot fit."
+            "--dry-run", help="Print the required resources without starting. Exit status 1 if the recipe does not fit."
         ),
     ] = False,
     gpu_memory: Annotated[

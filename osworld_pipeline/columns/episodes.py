@@ -96,7 +96,11 @@ _COMPUTED: Sequence[tuple[pa.Field, Callable[[Episode], Any]]] = (
     (column("is_success", FLAG, "The outcome is success."), lambda episode: episode.is_success),
     (column("num_steps", INT32, "Number of its rows in `steps`."), lambda episode: len(episode.steps)),
     (
-        column("logprob_temperature", FLOAT, "Temperature of sampled_logprobs; NULL: 1, including the banned ids."),
+        column(
+            "logprob_temperature",
+            FLOAT,
+            "Temperature of sampled_logprobs; NULL: they are at temperature 1, over all ids including the banned ones.",
+        ),
         lambda episode: episode.sampling.temperature or 1.0,
     ),
     (

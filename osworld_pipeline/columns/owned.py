@@ -25,7 +25,7 @@ from osworld_pipeline.domain.stored import NUM_BYTES, SHARE
 
 UNION_TASKS = pa.schema(
     [
-        column("task_id", TEXT, "The base id: one row for each id in any source."),
+        column("task_id", TEXT, "The base id; `union_tasks` has one row for each domain of an id."),
         column("prompt", TEXT, "Equal to task_id, as in Slime-OSWorld."),
         column("domain", TEXT, "Domain from the repository's tree, else the config's first related app."),
         column("config_domain", TEXT, "Domain from the config."),

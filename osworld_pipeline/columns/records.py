@@ -26,7 +26,7 @@ def columns_of(record: type) -> list[pa.Field]:
 
 
 def row_of(record: Any) -> Row:
-    """The values of the stored columns. If a nested record is None, its columns are."""
+    """The values of the stored columns. If a nested record is None, its columns are None."""
     row: Row = {}
     for part in _parts(type(record)):
         value = getattr(record, part.attribute)

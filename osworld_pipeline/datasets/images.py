@@ -28,7 +28,8 @@ def load_image(text: str, folder: Path) -> tuple[bytes, str]:
     it.
 
     Raises:
-        DatasetError: none of the three, missing, not PNG, JPEG or WebP, too large, or damaged.
+        DatasetError: neither base64, a data URI nor a path; a missing file; not PNG, JPEG or WebP; too large; or
+            damaged.
     """
     if len(text) <= 1024 and _PATH.fullmatch(text):
         data = _read(text, folder)
@@ -65,7 +66,7 @@ def prove_image(data: bytes) -> str:
         raise DatasetError("a damaged image: it ends too early") from error
     width, height = size
     if width * height > MAX_PIXELS:
-        raise DatasetError(f"{width}x{height} pixels are more than a screenshot has")
+        raise DatasetError(f"the image has {width}x{height} pixels; at most {MAX_PIXELS} are accepted")
     if not width or not height:
         raise DatasetError("a damaged image: it has no pixels")
     return suffix

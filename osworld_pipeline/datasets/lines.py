@@ -210,4 +210,4 @@ def _unpacked(raw: BinaryIO, suffix: str) -> Iterator[tuple[bytes, int]]:
     while not unpacker.eof and (tail := unpacker.decompress(b"", _SCAN_BYTES)):
         yield tail, raw.tell()
     if not unpacker.eof:
-        raise EOFError("the file ends in the middle")
+        raise EOFError("the file ends before its compressed data is complete")

@@ -140,7 +140,7 @@ class SourceSummary:
     num_rejects: int
     num_tasks: int
     digest: str
-    """SHA-256 of the file, or of every file of a tree; of no data if it is absent."""
+    """`digest_files` of the source's files, or of no files if it is absent."""
 
     def metadata(self) -> dict[str, Any]:
         return {

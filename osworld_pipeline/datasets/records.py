@@ -30,7 +30,7 @@ def read_exactly(text: bytes | str) -> Any:
     nesting."""
     value = _read_leniently(text, None)
     if _is_deeper(value, MAX_NESTING):
-        raise BadRecord(f"it is nested deeper than {MAX_NESTING} levels")
+        raise BadRecord(f"nested deeper than {MAX_NESTING} levels")
     return value
 
 
@@ -39,7 +39,7 @@ def _read_leniently(text: bytes | str, error: orjson.JSONDecodeError | None) -> 
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise BadRecord("it holds an incomplete character (a lone surrogate)") from None
+        raise BadRecord("not valid Unicode: an incomplete character (a lone surrogate)") from None
     except (ValueError, RecursionError) as problem:
         raise BadRecord(f"not JSON: {error or problem}") from None
     return value

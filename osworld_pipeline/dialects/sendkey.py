@@ -61,7 +61,7 @@ def read(text: str, space: CoordinateSpace) -> Reading:
         raise ActionParseError(f"{problem} in the response")
     match = _VERB.fullmatch(bodies[-1])
     if match is None:
-        raise ActionParseError(f"an empty <action> tag; there are: {', '.join(VERBS)}")
+        raise ActionParseError(f"the <action> tag is empty; the actions are: {', '.join(VERBS)}")
     verb, rest = match[1].lower(), match[2].strip()
     if verb == "sendkey":
         return Reading(raw={"action": "key", "keys": _read_keys(rest)})
@@ -131,7 +131,8 @@ def _read_points(verb: str, text: str, *, counts: tuple[int, ...]) -> list[list[
     except ValueError:
         numbers = []
     if len(numbers) not in [2 * count for count in counts]:
-        raise ActionParseError(f"{verb} needs {' or '.join(str(2 * count) for count in counts)} numbers: x and y")
+        wanted = " or ".join(str(2 * count) for count in counts)
+        raise ActionParseError(f"{verb} needs {wanted} numbers: x and y of each point")
     return [numbers[index : index + 2] for index in range(0, len(numbers), 2)]
 
 

@@ -140,12 +140,13 @@ def judge_instance(name: str, answer: dict, home: Path) -> Finding:
     if answer.get("is_new"):
         return Finding(name=name, status=Status.OK, message="the instance is valid and empty")
     if answer["storage"] == "DagsterPostgresStorage" and answer["without_limit"]:
-        # Dagster inserts the default, and if it exists, updates it in a transaction that Postgres has aborted.
+        # Dagster inserts the default limit of the pool. If the row exists, the insert fails, Postgres aborts the
+        # transaction, and Dagster's update in the same transaction fails, too.
         pools = ", ".join(answer["without_limit"])
         return Finding(
             name=name,
             status=Status.WARN,
-            message=f"in Postgres, runs fail at a pool whose limit is the default when that changes: {pools}",
+            message=f"in Postgres, runs fail at these pools if the default limit, which they use, changes: {pools}",
             remedy="; ".join(f"dagster instance concurrency set {pool} 1" for pool in answer["without_limit"]),
         )
     limits = "".join(f"{pool} {limit}, " for pool, limit in sorted(answer["limits"].items()))
@@ -157,7 +158,7 @@ def judge_daemon(name: str, answer: dict, *, start: str) -> Finding:
     """`start`: the command that starts the daemon."""
     beats = answer.get("heartbeats_s") or {}
     if answer.get("failing_daemons"):
-        text = f"Dagster's daemon runs, and fails at: {', '.join(answer['failing_daemons'])}"
+        text = f"Dagster's daemon process runs, but these of its daemons fail: {', '.join(answer['failing_daemons'])}"
         return Finding(name=name, status=Status.WARN, message=text, remedy=f"{start}, and read its output")
     if not beats or min(beats.values()) > STALE_BEAT_S:
         age = f"for {min(beats.values()) / 60:.0f} minutes" if beats else "yet"
@@ -173,7 +174,7 @@ def _way_out(error: str, home: str) -> str:
     if "dagster_postgres" in error:
         return how_to_set_up("postgres")
     if "environment variable" in error:
-        return "set the variable that it names, for every process of Dagster"
+        return "set the environment variable that the error names, for every process of Dagster"
     return f"correct {home}/dagster.yaml, or write it again: {how_to_set_up('project', home, '--overwrite')}"
 
 
@@ -184,7 +185,7 @@ def check_sglang(name: str, folder: Path) -> Finding:
             name=name,
             status=Status.MISSING,
             message=f"there is no sglang environment at {folder}",
-            remedy=f"{make} (CPU); with a GPU, sglang in a separate environment, named in SGLANG_ENV",
+            remedy=f"{make} (CPU); with a GPU, install sglang in a separate environment and set SGLANG_ENV to it",
         )
     code = "import importlib.metadata as m; print(m.version('sglang'), m.version('torch'))"
     said = ask([str(python), "-I", "-c", code], limit_s=SGLANG_LIMIT_S)

@@ -18,12 +18,12 @@ from osworld_pipeline.file_system import local_locks, need_file_system
 
 GB = 1e9
 MIN_FREE_BYTES = 1_000_000_000
-"""Memory below which the demo refuses to start."""
+"""Free disk space below which the demo refuses to start."""
 EASY_FREE_BYTES = 5_000_000_000
 MIN_MEMORY_BYTES = 1_500_000_000
 EASY_MEMORY_BYTES = 4_000_000_000
 MIN_FREE_FILES = 50_000
-"""Disk space for a demo's screenshots and parts."""
+"""Number of new files that the disk must still have room for; a demo writes many screenshots and parts."""
 EASY_OPEN_FILES = 4096
 NVIDIA_LIMIT_S = 6.0
 TORCH_LIMIT_S = 25.0
@@ -82,7 +82,8 @@ def check_file_system(name: str, state: StateDir) -> Finding:
         message, _, remedy = str(error).rpartition(": ")
         return Finding(name=name, status=Status.MISSING, message=message, remedy=remedy)
     if uses_lock_files(folder.absolute()):
-        return Finding(name=name, status=Status.OK, message=f"{folder} has lock files and atomic renames")
+        text = f"{folder} supports lock files and atomic renames"
+        return Finding(name=name, status=Status.OK, message=text)
     if option := local_locks(folder):
         return Finding(
             name=name,
@@ -121,7 +122,7 @@ def check_gpu(name: str, *, limit_s: float = NVIDIA_LIMIT_S) -> Finding:
     if shutil.which("nvidia-smi") is None:
         text = "no NVIDIA GPU (there is no nvidia-smi): training and sampling run on the CPU"
         return Finding(
-            name=name, status=Status.WARN, message=text, remedy="a machine with an NVIDIA GPU and its driver"
+            name=name, status=Status.WARN, message=text, remedy="use a machine with an NVIDIA GPU and its driver"
         )
     command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     said = ask(command, limit_s=limit_s)
@@ -129,7 +130,8 @@ def check_gpu(name: str, *, limit_s: float = NVIDIA_LIMIT_S) -> Finding:
     if said.status or not lines:
         why = said.stdout.strip().splitlines()[-1:] or [said.stderr_tail]
         text = f"nvidia-smi finds no GPU ({why[0]}): training and sampling run on the CPU"
-        return Finding(name=name, status=Status.WARN, message=text, remedy="fix the driver: nvidia-smi must list it")
+        remedy = "fix the driver, so that nvidia-smi lists the GPU"
+        return Finding(name=name, status=Status.WARN, message=text, remedy=remedy)
     return Finding(name=name, status=Status.OK, message=f"{len(lines)} GPU{'s' * (len(lines) > 1)}: {lines[0]}")
 
 

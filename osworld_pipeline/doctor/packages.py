@@ -38,7 +38,7 @@ def check_extra(name: str, extra: str) -> Finding:
     lacks = [lack for requirement in wanted if (lack := _lack(requirement))]
     if lacks:
         more = f" and {len(lacks) - SHOWN} more" if len(lacks) > SHOWN else ""
-        text = f"of the extra {extra}: {', '.join(lacks[:SHOWN])}{more}"
+        text = f"the extra {extra} is incomplete: {', '.join(lacks[:SHOWN])}{more}"
         return Finding(name=name, status=Status.MISSING, message=text, remedy=how_to_set_up(extra))
     pins = read_pins()
     others = [other for requirement in wanted if (other := _other_version(requirement, pins))]
@@ -49,7 +49,8 @@ def check_extra(name: str, extra: str) -> Finding:
         return Finding(name=name, status=Status.WARN, message=text, remedy=how_to_set_up(extra))
     own = [item.name for item in wanted if item.marker is not None and "extra" in str(item.marker)]
     names = ", ".join(f"{item} {importlib.metadata.version(item)}" for item in own)
-    return Finding(name=name, status=Status.OK, message=f"all packages of the extra {extra}: {names}")
+    text = f"all packages of the extra {extra} are installed: {names}"
+    return Finding(name=name, status=Status.OK, message=text)
 
 
 def requirements_of(extra: str) -> list[Requirement]:
@@ -93,4 +94,4 @@ def _lack(requirement: Requirement) -> str | None:
 def _other_version(requirement: Requirement, pins: dict[str, str]) -> str | None:
     pin, version = pins.get(requirement.name), importlib.metadata.version(requirement.name)
     # A build for a CPU or a GPU has a suffix after a plus.
-    return None if pin is None or version.partition("+")[0] == pin else f"{requirement.name} {version} for {pin}"
+    return None if pin is None or version.partition("+")[0] == pin else f"{requirement.name} {version}, tested: {pin}"

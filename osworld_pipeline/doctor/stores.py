@@ -38,7 +38,7 @@ def check_catalog(name: str, state: StateDir) -> Finding:
         error = json.loads(said.stderr.splitlines()[-1])["error"]
         message = str(error["message"])
         if error["type"] == StoreError.__name__:
-            remedy = ""  # of the parts, for which the message has the command
+            remedy = ""  # the error is about the parts, and its message names the command
     except (ValueError, KeyError, IndexError, TypeError):
         message = f"{state.catalog} cannot be queried ({said.stderr_tail})"
     return Finding(name=name, status=Status.MISSING, message=message, remedy=remedy)
@@ -110,7 +110,10 @@ def check_adapters(name: str, state: StateDir) -> Finding:
         except StoreError as error:
             message, _, remedy = str(error).partition("; ")
             return Finding(
-                name=name, status=Status.MISSING, message=message, remedy=remedy or f"remove {folder}, train it again"
+                name=name,
+                status=Status.MISSING,
+                message=message,
+                remedy=remedy or f"remove {folder}, and train the checkpoint again",
             )
     text = f"{num_adapters:,} adapter checkpoints in {state.checkpoints}, and all their bases exist"
     return Finding(name=name, status=Status.OK, message=text if num_adapters else "no adapter checkpoints")
@@ -138,8 +141,8 @@ def held_locks(state: StateDir, proc: Path = Path("/proc")) -> Iterator[tuple[Pa
         return
     takers = {row[5].rpartition(":")[2]: int(row[4]) for row in rows if len(row) >= 8 and row[1] == "FLOCK"}
     for path in lock_files(state):
-        # Compare only the inode: on an overlay the kernel names another device than stat does. The processes that have
-        # it open are exact.
+        # Compare only the inode, because on an overlay the kernel reports another device than stat does. _openers
+        # uses samefile, so another file with this inode number gives no result.
         inode = str(path.stat().st_ino)
         present = _openers(path, proc) if inode in takers else []
         if present:

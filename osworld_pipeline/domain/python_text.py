@@ -17,7 +17,8 @@ def parse_python(text: str, mode: Literal["exec", "eval"] = "exec") -> ast.Modul
     """The tree of a text.
 
     Before 3.11.9 and 3.12.3 Python raises SystemError for a valid text if another thread parses at the same time
-    (CPython issue 106905): ours take turns, and a text that met the parser of another library is parsed again.
+    (CPython issue 106905). A lock therefore serialises our calls, and a parse that fails because another library parses
+    at the same time is repeated.
 
     Raises:
         ValueError: it is not Python, or it is nested too deep.

@@ -1,4 +1,4 @@
-"""Replay: a recorded success that can be used again, what re-executing it really earned, and its joining of a group."""
+"""Replay: recorded successes that can be used again, the results of re-executing them, and the groups they join."""
 
 import re
 from dataclasses import dataclass, fields

@@ -15,7 +15,8 @@ REMOTE_VARIABLE = "OSWORLD_STATE_REMOTE"
 class StateDir:
     root: Path
     name: str = field(default="", compare=False)
-    """Given by the host that started the run, if this host may have the folder at another mount."""
+    """The state's name from the host that started the run, set where the folder may be mounted at another path; else
+    empty."""
 
     @property
     def catalog(self) -> Path:
@@ -29,7 +30,8 @@ class StateDir:
 
     @property
     def trajectories(self) -> Path:
-        """Append-only Parquet parts: episodes/, steps/, rollout_groups/, injections/, replay_verifications/."""
+        """Append-only Parquet parts, one folder for each table: episodes/, steps/, sequences/, rollout_groups/,
+        injections/, replay_verifications/, updates/, stage_attempts/."""
         return self.root / "trajectories"
 
     @property

@@ -41,8 +41,8 @@ def shadow_sentence(folder: Path, *, root: Path = ROOT) -> str:
 
 
 def python_module(name: str) -> list[str]:
-    """The command of one of our modules as a program. Where the working directory has others of our names, Python does
-    not search it."""
+    """The command of one of our modules as a program. If the working directory has packages with the same names, `-P`
+    excludes it from Python's search path."""
     return [sys.executable, *(["-P"] if shadowing(Path.cwd()) else []), "-m", name]
 
 

@@ -26,8 +26,8 @@ class ReplayShare:
     num_tasks: int
     """Tasks of these groups."""
     num_solved_later: int
-    """Tasks of these that had no success in training until the first such group had ended, and one afterwards. No
-    episode is played with a demonstration: it joins the group when that is trained on."""
+    """Of these tasks, those whose first success in training came after the first such group had ended. Demonstrations
+    do not affect the episodes of their group: a demonstration joins when the group is trained on."""
 
 
 def read_replay_share(state: StateDir, stage_keys: Collection[str]) -> ReplayShare:

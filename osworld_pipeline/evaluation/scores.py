@@ -53,7 +53,8 @@ class EvalRow:
     source_dataset: str | None = None
     """The import that it belongs to; empty for an episode of our own."""
     prompt_tokens: int | None = None
-    """Prompt tokens over all turns; a prompt counts each time. None if not counted, like all following fields."""
+    """Prompt tokens over all turns; a prompt counts each time. None if not counted, like the following counts and
+    times."""
     response_tokens: int | None = None
     """Sampled tokens over all turns."""
     task_key: str = ""

@@ -116,7 +116,7 @@ def read_suite_file(path: Path) -> EvalSuite:
     Raises:
         DatasetError: no such suite, or one of its tasks cannot be read, set up or scored, or is a duplicate; names it.
     """
-    document = _read_json(path, what_to_do="it is a list of tasks in OSWorld's format")
+    document = _read_json(path, what_to_do="write a list of tasks in OSWorld's format to it, or name another suite")
     entries = document.get("tasks") if isinstance(document, Mapping) else document
     if not isinstance(entries, list) or not entries:
         raise DatasetError(f"{path} is not a suite: it has no list of tasks")

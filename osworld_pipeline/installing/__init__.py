@@ -37,6 +37,6 @@ def install_debian(parts: Sequence[str], *, is_quiet: bool = False) -> None:
 
 
 def _last_sentence(text: str) -> str:
-    """Of the script, without the mark before it."""
+    """The last line that the script wrote, without the prefix `[setup]`."""
     lines = text.strip().splitlines()
     return lines[-1].rpartition("[setup]\033[0m ")[2] if lines else "the script ended without a reason"

@@ -69,7 +69,7 @@ def make_environment(kind: EnvironmentKind, folder: Path, *, is_quiet: bool = Tr
     progress on standard error.
 
     Raises:
-        DependencyError: uv, a fitting Python, the network or disk space is missing, or it does not load.
+        DependencyError: uv, a suitable Python, the network or disk space is missing, or the environment does not load.
     """
     python, stamp = folder / "bin" / "python", folder / _STAMP
     if stamp.is_file() and stamp.read_text() == kind.digest() and _runs([python, "-c", ""]):

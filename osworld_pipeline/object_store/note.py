@@ -32,8 +32,8 @@ def read_note(root: Path) -> RemoteNote | None:
 
 
 def is_cache(root: Path) -> bool:
-    """Whether a state folder is the cache of an object store, whose files the store's origin changes. Raises StoreError
-    if the note is damaged."""
+    """Whether a state folder is the cache of an object store. The files on the object store are then changed by another
+    folder, the origin. Raises StoreError if the note is damaged."""
     note = read_note(root)
     return note is not None and note.role == "cache"
 

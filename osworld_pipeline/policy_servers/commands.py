@@ -71,7 +71,7 @@ def gpus_of_server(recipe: Recipe, number: int, visible: str | None) -> tuple[st
     CUDA_VISIBLE_DEVICES, by which they are numbered.
 
     Raises:
-        EngineError: fewer GPUs are visible.
+        EngineError: too few GPUs are visible.
     """
     section = recipe.engine.launch
     assert section is not None, "checked by the caller"

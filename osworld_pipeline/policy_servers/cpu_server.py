@@ -19,7 +19,7 @@ _DEFAULTS: Mapping[str, str] = {
     # After a new vision tower is loaded, the cache would return features of the old one.
     "SGLANG_VLM_CACHE_SIZE_MB": "0",
 }
-# Without --prefill-max-requests 1 eight prompts with images take ten times as long as one after the other.
+# Without `--prefill-max-requests 1`, eight prompts with images take ten times as long as the same prompts in sequence.
 _ARGUMENTS = (
     *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
     *("--mm-attention-backend", "sdpa", "--lora-backend", "torch_native", "--disable-overlap-schedule"),
@@ -35,7 +35,7 @@ class CpuServer:
 
     @property
     def url(self) -> str:
-        """Where it will listen. sglang's own defaults count for what is not given."""
+        """The URL at which the server will listen. A host or port that is not given has sglang's default."""
         parser = ArgumentParser(add_help=False)
         parser.add_argument("--host", nargs="?", default="127.0.0.1")
         parser.add_argument("--port", nargs="?", default="30000")
@@ -44,8 +44,8 @@ class CpuServer:
 
 
 def cpu_server(folder: Path, checkpoint: Path, more: Sequence[str], environment: Mapping[str, str]) -> CpuServer:
-    """`folder`: the Python environment with sglang. `more`: arguments of sglang's own, of which the last value counts.
-    `environment`: the caller's, whose values are kept.
+    """`folder`: the Python environment with sglang. `more`: further arguments of sglang; if one is repeated, its last
+    value is used. `environment`: the caller's variables, which override the defaults here.
 
     Raises:
         EngineError: there is no such environment.

@@ -25,14 +25,14 @@ ABANDONED_S = 3600.0
 
 
 class RefusedError(EngineError):
-    """A request names nothing that a receiver stores, or its content is not what was announced."""
+    """A request has a name that a receiver does not accept, or its content is not what was announced."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReceivedWeights:
     root: Path
     keep: int
-    """Number of complete folders; those that were used last stay."""
+    """Maximum number of complete folders; the most recently used ones are kept."""
 
     def open(self) -> None:
         """Creates the root, and removes what a killed receiver left incomplete.
@@ -77,7 +77,7 @@ class ReceivedWeights:
         try:
             with path.open("wb") as file:
                 async for chunk in chunks:
-                    # Neither is worth a thread: a chunk has some 64 KB, and the kernel writes it later.
+                    # Both are too short to need a thread: a chunk has about 64 KB, and the kernel writes it later.
                     checksum = zlib.crc32(chunk, checksum)
                     file.write(chunk)
         except BaseException:  # the client has gone, or the disk is full

@@ -1,8 +1,8 @@
 """`python -m osworld_pipeline.policy_servers.supervisor`: runs and restarts the sglang servers of one program.
 
-Standard input: a line of JSON (`Orders`), then nothing; when the program ends for any reason, its end of file stops all
-servers. Standard output: a line with the address of each server that is ready for the first time, or the error of one
-that will never be ready. Later events are written to standard error.
+Standard input: a line of JSON (`Orders`), then nothing; when the program ends for any reason, the end of file on this
+input stops all servers. Standard output: a line with the address of each server that is ready for the first time, or
+the error of a server that will never be ready. Later events are written to standard error.
 """
 
 import asyncio
@@ -170,7 +170,7 @@ class _Server:
                 except httpx.HTTPError:
                     is_well = False
                 num_failed = 0 if is_well else num_failed + 1
-        return f"the policy server at {self._order.url} has not answered {num_failed} times in a row"
+        return f"the policy server at {self._order.url} did not answer {num_failed} pings in a row"
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL for the rest of its session. Takes at most STOP_S + KILL_S."""

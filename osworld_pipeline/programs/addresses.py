@@ -10,5 +10,6 @@ def url_at(host: str, port: int | str, *, scheme: str = "http") -> str:
 
 
 def ready_message(url: str) -> dict[str, str | int]:
-    """For programs: in a ready file, and on standard output with --json. The process is this one."""
+    """The message that a server writes for programs when it is ready, to its ready file and with --json to standard
+    output: its URL and the id of this process."""
     return {"url": url, "pid": os.getpid()}

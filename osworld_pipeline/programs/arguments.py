@@ -9,7 +9,8 @@ from osworld_pipeline.programs.failures import DEBUG
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """With --json a wrong option is one object on standard error. Parsers of subcommands are of this class, too."""
+    """With --json a usage error is printed as one JSON object on standard error. Parsers of subcommands are of this
+    class, too."""
 
     _as_json = False
 

@@ -19,7 +19,7 @@ DEBUG = "--debug"
 
 
 class Asked(NamedTuple):
-    """What the caller asked for, in all commands alike."""
+    """The options that all commands have."""
 
     as_json: bool
     debug: bool

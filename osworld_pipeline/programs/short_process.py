@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 FLUSH_FAILED = 120
-"""The interpreter's own status where its output cannot be written at the end."""
+"""The exit status that Python itself uses if output cannot be flushed at exit."""
 _SELDOM = 50_000
 """New containers before a collection of the youngest generation, instead of 700."""
 

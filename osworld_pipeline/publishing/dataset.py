@@ -59,7 +59,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
     new = folder.with_name(f"{folder.name}-huggingface") if folder.exists() else folder
     advised = shell_line(PIPELINE, "export", "huggingface", new)
-    way_out = f"publish an export of the kinds {', '.join(KINDS)}, as `{advised}` writes one"
+    way_out = f"publish an export of one of the kinds {', '.join(KINDS)}; `{advised}` writes one"
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:

@@ -28,7 +28,8 @@ CONTRADICTIONS = (
         is_met=lambda recipe: recipe.agent.max_response_tokens >= recipe.agent.max_context_tokens,
     ),
     Contradiction(
-        sentence="gspo.minibatches_per_update exceeds the episodes of an update (group_size times tasks_per_update)",
+        sentence="gspo.minibatches_per_update must not exceed the episodes of an update (group_size times "
+        "tasks_per_update)",
         is_met=lambda recipe: (
             recipe.gspo.minibatches_per_update > recipe.gspo.group_size * recipe.gspo.tasks_per_update
         ),

@@ -142,7 +142,7 @@ def read_variables(environ: Mapping[str, str]) -> dict[str, Any]:
             try:
                 found[variable.name] = variable.parse(text)
             except ValueError as error:
-                raise RecipeError(f"{variable.name} is '{text}', which is not a {variable.kind}") from error
+                raise RecipeError(f"{variable.name} is '{text}', which is invalid: expected {variable.kind}") from error
     return found
 
 

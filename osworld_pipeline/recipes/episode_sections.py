@@ -213,7 +213,7 @@ class RolloutSection(Section):
     max_fault_share: float = Field(default=0.5, ge=0, le=1)
     """Maximum share of an update's episodes that end in faults, including timeouts and each resampled member. Above it
     the update is held: no optimiser step is made, and after a pause all its groups are run again, in an asynchronous
-    phase only those with as many faults. 1 turns this off."""
+    phase only the groups whose own share of faults is above it. 1 turns this off."""
     max_held_updates: Annotated[int, NOT_LEARNED] = Field(default=3, ge=1)
     """Number of consecutive held tries of one update after which training stops, with an error that names the most
     common fault."""

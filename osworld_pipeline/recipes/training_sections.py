@@ -229,7 +229,8 @@ class ReplaySection(Section):
     num_verification_attempts: Annotated[int, NOT_LEARNED] = Field(default=2, ge=1)
     """Re-executions of a demonstration before it is treated as failed; faults do not count."""
     verify: Annotated[Literal["none", "sample", "all"], NOT_LEARNED] = "sample"
-    """The demonstrations that are re-executed: one of every task before a second one of any."""
+    """Which demonstrations are re-executed; `sample`: the first `verification_sample`, where one of every task comes
+    before a second one of any task."""
     verification_sample: Annotated[int, NOT_LEARNED] = Field(default=16, ge=1)
     """Number of demonstrations that `sample` re-executes."""
     import_file: Annotated[str | None, NOT_LEARNED] = None

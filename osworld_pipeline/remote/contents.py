@@ -60,7 +60,7 @@ def _hashed(hashes: Hashes, paths: Sequence[str], on_progress: OnProgress | None
 
 
 def _marks(state: StateDir) -> tuple[Manifest, str]:
-    """The notes that commit several files at once."""
+    """What commits several files at once: the manifest of the parts, and the name of the union's current build."""
     build = current_build(state)
     return Manifest.read(state.trajectories), build.name if build else ""
 
@@ -140,5 +140,5 @@ def is_catalog(path: str) -> bool:
 
 
 def commits_others(path: str) -> bool:
-    """A note that names files and is committed after them."""
+    """Whether this file names other files and is committed after them: the name of the union's current build."""
     return path == f"{StateDir(Path()).tables.name}/{CURRENT}"

@@ -27,7 +27,7 @@ from osworld_pipeline.store.garbage import used_images
 from osworld_pipeline.store.image_sets import absent
 
 GRACE_S = 86_400.0
-"""Later uploads are kept: a repeated push finds the objects of a killed one."""
+"""Objects that are younger than this are kept, because a repeated push uses the objects of a killed one."""
 CLOSED_S = 600.0
 """How long the manifest is closed at a time; a collection that takes longer closes it again."""
 MARGIN_S = 120.0
@@ -44,7 +44,7 @@ class RemoteGarbage:
     """The objects that were removed, or would be."""
 
     num_images: int = 0
-    """Objects of one image each that no row names, or that a pack has."""
+    """Objects with a single image that no row names, or that is also in a pack."""
     image_bytes: int = 0
     num_files: int = 0
     """Objects that killed pushes left."""

@@ -99,7 +99,7 @@ def need_known(state: StateDir, bucket: Bucket) -> Remote | None:
         raise StoreError(f"{bucket.url} holds another state than {state.root}: push to another prefix")
     if base.generation != remote.manifest.generation:
         advised = pipeline_line(state, "remote", "pull", "--state-remote", bucket.url)
-        raise StoreError(f"{bucket.url} has received a push from elsewhere: `{advised}` first, then push again")
+        raise StoreError(f"{bucket.url} has received a push from elsewhere: run `{advised}`, then push again")
     return remote
 
 
@@ -201,7 +201,7 @@ def swap(state: StateDir, bucket: Bucket, manifest: RemoteManifest, remote: Remo
     except OutdatedError as error:
         advised = pipeline_line(state, "remote", "pull", "--state-remote", bucket.url)
         raise StoreError(
-            f"{bucket.url} received a push from elsewhere in the meantime: `{advised}`, then push again"
+            f"{bucket.url} received a push from elsewhere in the meantime: run `{advised}`, then push again"
         ) from error
 
 

@@ -7,9 +7,9 @@ s is dropped as stale and replaced by a new one; among ended groups the oldest a
 with new weights that arrive while it runs: each token records the version that sampled it. An update may be collected
 while the weights that it trains are still on their way to the engine.
 
-When an update is held for faults, only groups with as many faults are discarded, also those that end before rollouts
-resume. They then restart with the same names. Ended groups without them are kept, running groups continue, and none is
-started meanwhile.
+When an update is held for faults, a group is discarded only if its own share of faults exceeds the limit, also if it
+ends before rollouts resume. Discarded groups then restart with the same names. Other ended groups are kept, running
+groups continue, and no group is started meanwhile.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class AsynchronousCollector:
         self._num_admitted = first_update * groups_per_update
         """Groups started and not dropped, since the stage began."""
         self._num_top_ups = 0
-        """Number in the update that is collected."""
+        """Number of replacement groups in the update that is being collected."""
         resumed = resumed or {"open": [], "next_serial": self._num_admitted}
         self._open_serials: list[int] = list(resumed["open"])
         self._next_serial: int = resumed["next_serial"]
@@ -79,7 +79,7 @@ class AsynchronousCollector:
         self._waiting: list[_Ended] = []
         self._dropped: list[_Ended] = []
         self._taken: list[_Ended] = []
-        """The groups in the batch collected last, but for those dropped."""
+        """The groups in the batch collected last, without the dropped ones."""
         self._dropped_with_taken: list[_Ended] = []
         """The dropped groups in that batch."""
         self._is_held = False
@@ -193,8 +193,8 @@ class AsynchronousCollector:
             self._waiting.append(ended)
 
     async def _discard_faulty(self, update: int) -> GspoBatch:
-        """Those that were to be trained start again, with the same names, when groups are admitted; dropped ones have
-        been replaced."""
+        """Discards the ended groups with too many faults. Those that were to be trained start again, with the same
+        names, when groups are next admitted; the dropped ones have already been replaced."""
         again = [one for one in self._waiting if self._is_faulty(one)]
         discarded = [*again, *(one for one in self._dropped if self._is_faulty(one))]
         self._waiting = [one for one in self._waiting if not self._is_faulty(one)]
@@ -254,6 +254,6 @@ def _require_version(group: RolloutGroup, handed_over: int) -> None:
     oldest = group.oldest_policy_version
     if oldest is not None and oldest < handed_over:
         raise EngineError(
-            f"the engine sampled group {group.group_id} with the weights after {oldest} updates when those after "
-            f"{handed_over} had been handed to it: check that all its servers load weights, and run again"
+            f"the engine sampled group {group.group_id} with the weights after {oldest} updates, although it had "
+            f"received those after {handed_over}: check that all its servers load weights, and run again"
         )

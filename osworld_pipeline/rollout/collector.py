@@ -29,7 +29,8 @@ class BatchBuilder(Protocol):
     def __call__(self, groups: Sequence[RolloutGroup], *, update: int) -> GspoBatch: ...
 
     def give_back(self, num_injections: int, *, update: int) -> None:
-        """Returns this number of replay injections for `update`, because they are not trained on: others may join."""
+        """Subtracts this number from the replay injections counted for `update`, because they are not trained on: other
+        rows may be injected instead."""
         ...
 
 
@@ -37,8 +38,8 @@ class Collector(Protocol):
     """Use it as a context manager: all its tasks end with the block."""
 
     async def collect(self, update: int) -> GspoBatch:
-        """The batch of `update`, with all groups whose status is known by now. The engine has the weights that it
-        trains, or (asynchronous) those of the update before and `advance` follows.
+        """The batch of `update`, with all groups whose status is known by now. The engine has the weights that `update`
+        trains; in asynchronous mode it may have those of the update before, until `advance` is called.
 
         Raises:
             RecipeError, StoreError: as run_episode.
@@ -61,7 +62,8 @@ class Collector(Protocol):
         ...
 
     async def resume(self, update: int) -> GspoBatch:
-        """Groups may start again after `hold`. Returns the groups that were discarded since, with `update`."""
+        """Groups may start again after `hold`. Returns the groups that were discarded since `hold`, assigned to
+        `update`."""
         ...
 
     def snapshot(self) -> Mapping[str, Any]:

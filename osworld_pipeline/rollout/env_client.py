@@ -106,8 +106,8 @@ class EnvClient:
         return HttpDesktop(self)
 
     async def connect(self) -> None:
-        """Checks that a server answers and that all that answer may be used together; from then on servers that come
-        and go are noticed.
+        """Checks that at least one server answers and that all servers that answer may be used together. From then on
+        it notices servers that join or leave.
 
         Raises:
             EnvServerError: no server answers, one has another protocol, or two differ in desktop image or grader; names
@@ -217,7 +217,7 @@ class EnvClient:
             await asyncio.wait({calling, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if not calling.done():
                 kind = {"/reset": UnreachableError, "/evaluate": EvaluatorError}.get(path, ReplicaError)
-                raise LostAnswerError(kind(f"{base_url} does not answer any more: it was lost, or its network"))
+                raise LostAnswerError(kind(f"{base_url} does not answer any more: its machine or its network was lost"))
             response = calling.result()
         finally:
             calling.cancel()
@@ -231,8 +231,8 @@ class EnvClient:
         return silence is not None and silence.is_set()
 
     async def close_episode(self, base_url: str, episode_id: str) -> None:
-        """Releases the replica. If the server cannot be reached, it is asked again when it answers; after this client's
-        end its idle timeout releases it."""
+        """Releases the replica. If the server cannot be reached, the request is sent again when it answers; if this
+        client has ended by then, the server's idle timeout releases the replica."""
         try:
             await self._http.post(
                 f"{base_url}/close", json={"episode_id": episode_id}, timeout=httpx.Timeout(self.timeouts.close_s)

@@ -32,10 +32,11 @@ NAME_LIMIT_S = 60.0
 LOOK_LIMIT_S = 10.0
 """A server that does not answer /health within this time gets no episode until it does."""
 RETURN_CONNECT_S = 2.0
-"""Limit of connecting to a server that is down. TCP doubles its waits between two tries to connect, so that a new
-connection finds a host sooner whose network is back."""
+"""Limit of connecting to a server that is down. TCP doubles the pause between its attempts to connect, so a new
+connection reaches a host whose network has returned sooner than an old one."""
 SILENT_S = 30.0
-"""If a server answers nothing for so long, calls that wait for it are abandoned: its machine or its network is lost."""
+"""If a server answers nothing for this time, the calls that wait for it are abandoned: its machine or its network is
+lost."""
 
 
 class ServerState(StrEnum):
@@ -115,7 +116,7 @@ class EnvFleet:
         self._found: dict[str, frozenset[str]] = {}
         """The servers of each name that was resolved."""
         self._grounds: Grounds | None = None
-        """Those of the run: of the first server that reported its own."""
+        """Desktop image and grader of the run: those of the first server that reported its own."""
         self._turns = itertools.count(1)
         self.last_release = -math.inf
         """Time of the last end of an episode of this client, in seconds of the monotonic clock."""
@@ -143,8 +144,8 @@ class EnvFleet:
             await asyncio.sleep(min(left_s, random.uniform(0.25, 0.75)))
 
     async def open(self) -> None:
-        """Looks at every server. Those that do not answer are named in the log, and used as soon as they answer. A name
-        without an address gets some time to have one.
+        """Looks at every server. Those that do not answer are named in the log, and used as soon as they answer. If
+        there is no server yet, waits at most NAME_LIMIT_S until a name has an address.
 
         Raises:
             EnvServerError: no server answers, one has another protocol, or two of them differ in desktop image or
@@ -172,7 +173,7 @@ class EnvFleet:
         """Looks at the servers every few seconds from now on, until `close`; also at a single one, which may come back
         with another image."""
         if self._watching is None:
-            # In a context of its own: the looks belong to no trace, also where an episode's reset begins them.
+            # Runs in a new context, because these looks belong to no trace, even if an episode's reset starts them.
             self._watching = asyncio.create_task(self._watch(), name="env servers", context=Context())
 
     async def close(self) -> None:
@@ -198,7 +199,7 @@ class EnvFleet:
             self._looks[of] = asyncio.create_task(look())
 
     async def _find(self, name: str) -> None:
-        """Servers that have joined are looked at now."""
+        """Resolves a name, and begins a look at each server that has joined."""
         known = set(self._servers)
         await self._resolve_one(name, self._names[name])
         for url, server in self._servers.items():
@@ -216,7 +217,7 @@ class EnvFleet:
         Raises:
             UnreachableError: no name has an address at present.
             EnvServerError: every server was refused.
-            Exception: what ended the looks at the servers, a defect of this program.
+            Exception: a defect of this program ended the looks at the servers.
         """
         if self._watching is not None and self._watching.done():
             self._watching.result()
@@ -242,7 +243,7 @@ class EnvFleet:
             server.is_silent.clear()
 
     def silence_of(self, url: str) -> asyncio.Event | None:
-        """Set while calls that wait for the server are abandoned; None for a server of no run."""
+        """Set while calls that wait for the server are abandoned; None if the server is not one of this run."""
         server = self._server_at(url)
         return None if server is None else server.is_silent
 
@@ -250,7 +251,7 @@ class EnvFleet:
         return self._servers.get(url) or self._left.get(url)
 
     def released(self, url: str) -> None:
-        """An episode of this client there is over."""
+        """Records that an episode of this client on this server has ended."""
         self.last_release = time.monotonic()
         server = self._servers.get(url)
         if server is not None and server.free is not None:
@@ -291,7 +292,8 @@ class EnvFleet:
                 connect_s = RETURN_CONNECT_S if server.state is ServerState.DOWN else None
                 health = await self._questions.health_of(server.url, connect_s=connect_s)
                 self.has_answered(server.url)
-                # At once: episodes that the client could not close while it was down are closed from now on.
+                # Set at once, because the client now closes the episodes that it could not close while the server was
+                # down, and each of them raises `free`.
                 server.num_replicas = health.replicas
                 server.free = health.free if health.replicas else None
                 if server.report is None or server.state is ServerState.REFUSED:
@@ -346,7 +348,8 @@ class EnvFleet:
         return "; ".join(server.complaint for server in self.servers if server.complaint)
 
     def _nameless(self) -> str:
-        return f"no env server has the name {', '.join(self._names)}"
+        names = ", ".join(self._names)
+        return f"found no env server at {names}: check that each name resolves and that its servers run"
 
 
 def _capacity(server: EnvServer) -> int:

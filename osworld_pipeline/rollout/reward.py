@@ -5,8 +5,8 @@ bounded  task, if it reaches the threshold; else base + (threshold - base) * min
          below the threshold. base: task if partial_tasks, else 0; process: clamp(partial - penalties, 0, 1)
 none     task
 
-Under `bounded` a failure never gets as much as a success, and a higher grader's score never gets less. All of them are
-deterministic functions of recorded values.
+Under `bounded` a failure never gets as much as a success, and at equal `process` a higher score of the grader never
+gets a lower reward. All of them are deterministic functions of recorded values.
 """
 
 import itertools

@@ -91,7 +91,7 @@ class EpisodeTools:
     """None for a chat engine."""
     sink: EpisodeSink
     parity: Parity | None = None
-    """Settings of the engine; for the record."""
+    """Result of the engine's parity probe, recorded with each episode; None if it was not probed."""
 
 
 RunEpisode = Callable[[Task, EpisodePlan], Awaitable[Episode]]

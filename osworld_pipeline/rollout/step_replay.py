@@ -131,7 +131,7 @@ class StepReplayBuffer:
                 self._enter(self._open.pop(step.episode_id))
 
     def discard(self, episode_id: str) -> None:
-        """Discards the collected steps of a running episode that will not end well."""
+        """Discards the collected steps of an episode that will have no valid result."""
         with self._lock:
             self._open.pop(episode_id, None)
 
@@ -155,8 +155,8 @@ class StepReplayBuffer:
             return self._enter([*((step, 0.0) for step in steps[:-1]), (steps[-1], episode.reward.task)])
 
     def sample(self, count: int, *, is_balanced: bool = False) -> list[SampledStep]:
-        """Distinct random steps, or all if there are fewer; with `is_balanced` the largest number of which half are
-        below and half above the threshold (an odd one above)."""
+        """Distinct random steps: `count`, or all if there are fewer. With `is_balanced`, half of them are below the
+        threshold and half above it (an odd one above); if one side has too few, the other fills the sample."""
         with self._lock:
             steps = list(self._ring)
             if not is_balanced:

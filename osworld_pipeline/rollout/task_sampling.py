@@ -1,4 +1,4 @@
-"""Selects the next task: each in rotation, or more often those that currently teach most.
+"""Selects the next task: all tasks in rotation, or more often those from which the policy currently learns most.
 
 `curriculum` draws a task with probability proportional to
 

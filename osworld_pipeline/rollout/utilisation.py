@@ -37,7 +37,7 @@ class BusyMeter:
         self._clock = clock
         self._started = clock()
         self._last: tuple[float, int, float] = (self._started, 0, 0.0)
-        """The last change: its time, the busy units since, and the seconds of units before."""
+        """The last change: its time, the number of busy units since then, and the busy seconds of units up to it."""
         self._lock = threading.Lock()
         """A reader must not combine a change with the time before it."""
         self._marked: tuple[float, float] = (self._started, 0.0)

@@ -1,5 +1,5 @@
 """The remaining budget of a run: wall time, episodes and sampled tokens. The spent amounts are read from the trajectory
-store, so they are right after a killed stage resumes in the same run."""
+store, so they remain correct when a killed stage resumes in the same run."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

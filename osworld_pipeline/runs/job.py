@@ -98,8 +98,8 @@ class StageJob(Job):
 
 
 class TrainingJob(StageJob):
-    """The job of a program that trains a checkpoint. It and its subclasses require what others may lack: models are
-    frozen, so a narrower type is safe."""
+    """The job of a program that trains a checkpoint. It and its subclasses make optional fields required. This narrower
+    type is safe, because models are frozen."""
 
     parent: Policy = Field()  # pyright: ignore[reportIncompatibleVariableOverride]
     _code: CodeOrigin = PrivateAttr(default_factory=code_origin)

@@ -59,7 +59,8 @@ class SharedState:
         )
 
     def path_here(self, path: Path) -> Path:
-        """A path of the sender; one outside the state is the same on every host. Raises StoreError."""
+        """The path on this host of the sender's `path`. A path outside the state is the same on every host. Raises
+        StoreError."""
         if not path.is_relative_to(self.root):
             return path
         return self.here().root / path.relative_to(self.root)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from osworld_pipeline.store import TrajectoryStore
 
 FAST_UPDATES_S = 5.0
-"""Rows of updates that follow each other faster are written together, at least this often."""
+"""Minimum time between two writes: the rows of updates that are faster are gathered and written together."""
 
 
 class StageLog:
@@ -86,7 +86,7 @@ class StageLog:
 def stage_log(
     store: "TrajectoryStore", stage: TrainingStage, *, num_updates: int, gather_s: float = 0.0
 ) -> Iterator[StageLog]:
-    """`num_updates`: how many are done. `gather_s`: maximum time that rows wait to be written together.
+    """`num_updates`: how many are done. `gather_s`: minimum time between writes; rows wait for the next write.
 
     Raises:
         StoreError: the file system refused.

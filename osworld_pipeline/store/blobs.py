@@ -28,7 +28,7 @@ NUM_THREADS = 16
 """Threads for one batch: a disk syncs many files in parallel nearly as fast as one."""
 BATCH = 256
 NUM_LOOKS = 4
-"""Attempts to find an image, in its file and in packs; the last ones after it was fetched."""
+"""Attempts to find an image in its file or in packs. A cache fetches a missing image after the second attempt."""
 
 
 class BlobStore:
@@ -75,7 +75,7 @@ class BlobStore:
                 self._touched.add(sha256)
                 return True
         except StoreError as error:
-            log.warning("image %s gets a file of its own: %s", sha256, error)
+            log.warning("image %s is stored as a single file, although a pack may have it: %s", sha256, error)
             return False  # readers raise this error; a writer must not fail
 
     def locked(self, *, is_shared: bool) -> AbstractContextManager[None]:

@@ -44,8 +44,9 @@ class Choice:
 def choose_all(
     small: Sequence[Unit], compacted: Sequence[Unit], stale: Set[str], *, min_parts: int, target_bytes: int
 ) -> Choice:
-    """Selects all files below the target size; none if there are only a few small parts. `stale`: names of compacted
-    files with rows that small parts replace."""
+    """Selects all small parts, the compacted files below half the target size, and those in `stale`; none if there are
+    fewer than `min_parts` small parts and `stale` is empty. `stale`: names of compacted files with rows that small
+    parts replace."""
     if len(small) < max(1, min_parts) and not stale:
         return Choice()
     merged = (unit for unit in compacted if unit.head.name in stale or unit.num_bytes < target_bytes // 2)
@@ -111,7 +112,7 @@ def level_of(num_bytes: int) -> int:
 
 
 def _levels(compacted: Sequence[Unit], target_bytes: int) -> Mapping[int, list[Unit]]:
-    """Files below the target size, by level."""
+    """Files below half the target size, by level."""
     levels: dict[int, list[Unit]] = {}
     for unit in compacted:
         if unit.num_bytes < target_bytes // 2:

@@ -35,7 +35,8 @@ class Files:
 
 
 def named_images(folders: Iterable[Path], on_progress: OnProgress | None = None) -> Iterator[tuple[Path, list[str]]]:
-    """SHA-256 of the images that Parquet files below `folders` name, including hidden files, one row group at a time.
+    """SHA-256 of the images that Parquet files below `folders` name, one row group at a time. Hidden files, which are
+    still being written, are skipped.
 
     Raises:
         StoreError: a file cannot be read, so its references are unknown.
@@ -84,7 +85,8 @@ def missing_images(
 
 
 def _keys_there(blobs: BlobStore, on_progress: OnProgress | None) -> Iterator[np.ndarray]:
-    """Files first: images that are packed meanwhile are then in an index."""
+    """The keys of all images in the store. Lists single files first: images that are packed meanwhile are then in an
+    index."""
     listed = (sha256 for sha256, _, _ in blobs.list(on_progress))
     yield from (keys_of(names) for names in iter(lambda: list(islice(listed, LISTED)), []))
     here = blobs.packs.here()

@@ -1,7 +1,7 @@
 """Sets of images by 8 bytes each, for millions of them.
 
 The 8 bytes are the first of the SHA-256. With 20 million images, the probability that two share them is about 1 in
-10^5. Then an unreferenced image is kept, and a missing one is looked up by its full name.
+10^5. In that case an unreferenced image may be kept, and a missing image may not be reported.
 """
 
 import hashlib

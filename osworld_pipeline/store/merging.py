@@ -1,4 +1,4 @@
-"""Keeps the files of a table few in the programs that write them. Each finished episode is a part of its own, so that a
+"""Limits the number of files of a table while programs write. Each finished episode is a part of its own, so that a
 kill loses no stored data; parts that are written together are committed together, as one compacted file, and a writer
 that finds many small files merges them."""
 
@@ -47,14 +47,15 @@ class PartMerger:
         self._due: dict[str, int] = {}
         """The number of small parts that triggers a merge, by head table; higher after a merge that left some."""
         self._unlooked: dict[str, int] = {}
-        """The number of this writer's parts before it counts again, by head table: a listing for every part would make
-        the cost of an episode grow with the store."""
+        """How many more parts this writer may write before it lists the folder again, by head table: a listing for
+        every part would make the cost of an episode grow with the store."""
         self._num_commits: dict[str, int] = {}
         """The number of group commits since a merge, by head table."""
         self._in_use = threading.Lock()
 
     def written(self, head: str) -> None:
-        """Merges the small parts if there are many and no other process does; the written part is safe."""
+        """Called after a part was written. Merges the small parts if there are many and no other process merges them;
+        an error of the merge does not affect the written part."""
         self._unlooked[head] = self._unlooked.get(head, 0) - 1
         if self._unlooked[head] >= 0 or not self._in_use.acquire(blocking=False):
             return
@@ -122,7 +123,7 @@ class GroupCommit:
         return True
 
     def _is_stored(self, parts: Collection[str], files: HeadFiles) -> bool:
-        """Whether any of `parts` is. A compacted file with rows of a part does not hide another one's."""
+        """Whether any of `parts` is stored already: if two compacted files had rows of one part, both would be live."""
         for name in files.compacted:
             if name not in self._looked_in:
                 path = self._root / self._head / COMPACTED / name

@@ -17,7 +17,7 @@ from osworld_pipeline.store.packs import index_path, write_pack
 from osworld_pipeline.store.touches import TouchReader, remove_old_journals
 
 MAX_DEAD_SHARE = 0.25
-"""Share of a pack's bytes above which it is rewritten."""
+"""Share of dead bytes above which a pack is rewritten."""
 REWRITE_BYTES = 8 << 30
 """Bytes rewritten by one collection; the packs with the largest dead shares come first."""
 

@@ -225,7 +225,7 @@ class TrajectoryStore:
         self._merger.written(head)
 
     def _commit_together(self, parts: Mapping[str, Sequence[Episode]]) -> bool:
-        _need_distinct("a group", "episode", [one.episode_id for episodes in parts.values() for one in episodes])
+        _need_distinct("of this commit", "episode", [one.episode_id for episodes in parts.values() for one in episodes])
         version = self._next_version("episodes", parts)
         tables = _tables("episodes", {part: _rows_of(episodes) for part, episodes in parts.items()}, version)
         is_committed = self._group.commit(parts.keys(), tables)
@@ -276,7 +276,8 @@ def _episodes(head: pa.Table, details: Mapping[str, pa.Table]) -> tuple[Episode,
             for row in head.to_pylist()
         )
     except (ValueError, TypeError, IndexError, pa.ArrowException) as error:
-        raise StoreError(f"a part of episodes is damaged ({error}): remove it and run its stage again") from error
+        parts = " or ".join(sorted({str(part) for part in head["part"].to_pylist()}))
+        raise StoreError(f"part {parts} of episodes is damaged ({error}): remove it and run its stage again") from error
 
 
 def _by_episode(details: pa.Table) -> dict[str, list[Row]]:

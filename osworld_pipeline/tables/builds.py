@@ -77,7 +77,10 @@ def current_build(state: StateDir) -> Path | None:
     if not isinstance(name, str) or not _BUILD.fullmatch(name):
         raise TableError(f"{path} is damaged (it names no build): {way_out}")
     if not (state.tables / name).is_dir():
-        raise TableError(f"{state.tables / name} is missing, and {path} names it: {way_out}")
+        raise TableError(
+            f"{state.tables / name} is missing, and {path} names it: restore the folder from a copy, or remove {path} "
+            "and run the union again"
+        )
     return state.tables / name
 
 

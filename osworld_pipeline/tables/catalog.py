@@ -46,7 +46,7 @@ _held: ContextVar[tuple[Path, duckdb.DuckDBPyConnection] | None] = ContextVar("h
 
 
 def rebuild_catalog(state: StateDir) -> Path:
-    """Builds the catalog from the existing tables (none is valid) and swaps it in; safe with concurrent rebuilds.
+    """Builds the catalog from the existing tables (there may be none) and swaps it in; safe with concurrent rebuilds.
 
     Raises:
         TableError: a table's file is damaged or breaks its key; another rebuild holds the lock for too long.

@@ -29,7 +29,7 @@ ABOUT: Mapping[str, str] = {
     "steps": "One observation and the action taken.",
     "sequences": "One forward pass with its sampled tokens: one for each episode in `append` mode, one for each turn "
     "in `window` mode.",
-    "rollout_groups": "Sibling episodes of one task, as an update trained them.",
+    "rollout_groups": "Sibling episodes of one task, as an update trained on them.",
     "injections": "A replay row that joined a group.",
     "replay_verifications": "A demonstration re-executed on a fresh desktop.",
     "updates": "One optimiser update of a training stage, written by the trainer when it is made.",
@@ -112,11 +112,11 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "how": "rolled_out (a group that was trained on; its valid episodes), injected (joined a group) or fine_tuned.",
         "group_id": "The group itself, or the one in which it was played or which it joined.",
         "task_id": "Its task.",
-        "update": "The update that the group trained, from 1; NULL if used for fine-tuning.",
+        "update": "The update that trained on the group, from 1; NULL if used for fine-tuning.",
         "source_dataset": "Dataset of a demonstration; online for an episode.",
         "path": "The file of a demonstration.",
         "line": "The line in that file, from 1.",
-        "sha256": "Of the bytes of that line.",
+        "sha256": "SHA-256 of the bytes of that line.",
         "licence": "Licence of a demonstration's source.",
     },
     "licences": {
@@ -132,7 +132,7 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
     },
     "stages": {
         "status": "finished, stopped, failed or running; silent: no end is recorded, and no activity for 15 minutes "
-        "and three of its slowest updates.",
+        "or three times the duration of its slowest update, whichever is longer.",
         "num_updates": "Completed updates.",
         "num_planned": "Updates of the whole stage; NULL before version 7.",
         "checkpoint_id": "Its newest checkpoint: the final one, or a milestone; NULL before the first.",
@@ -155,13 +155,13 @@ VIEW_DOCS: Mapping[str, Mapping[str, str]] = {
         "ancestor_id": "The checkpoint itself, or the one trained on the item.",
         "group_id": "As in made_from.",
         "index": "Step of a screenshot, from 0; update of a group, from 1.",
-        "path": "Below the state folder, of the weights, or of an image in a file of its own (cold images "
-        "are in packs); or of the raw file of a demonstration.",
+        "path": "Path of the weights, of a screenshot in a file of its own (below the state folder; cold images are "
+        "in packs), or of the raw file of a demonstration.",
         "line": "The line of the raw file, from 1.",
-        "sha256": "Of the bytes of that line.",
+        "sha256": "SHA-256 of the bytes of that line.",
         "licence": "Licence of a demonstration's source.",
-        "dagster_run_id": "Of the evaluation, or of the checkpoint's training.",
-        "mlflow_run_id": "Of the evaluation, or of the checkpoint's training.",
+        "dagster_run_id": "Dagster run of the evaluation, or of the checkpoint's training.",
+        "mlflow_run_id": "MLflow run of the evaluation, or of the checkpoint's training.",
     },
 }
 

@@ -1,6 +1,6 @@
-"""The views over the trajectory parts. If the variables of a snapshot are set, they read its files; else (a notebook
-that opens the catalog by itself) they read the live files of the manifest. DuckDB plans only one of the two: the view
-selects the SQL text when a query is bound.
+"""The views over the trajectory parts. If the variables of a snapshot are set, the views read the files of this
+snapshot; otherwise (a notebook that opens the catalog without this package) they read the live files that the manifest
+names. DuckDB plans only one of the two: the view selects the SQL text when a query is bound.
 
 A view contains no path: it reads the folders next to the catalog, so that a copy or a mount of the state works. Within
 a view, only one setting shows the location of the database: the temporary folder, which DuckDB would create next to the
@@ -44,7 +44,7 @@ _PLACE = f"({_HERE} || 'trajectories/')"
 def create_part_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
     """Views named as PART_TABLES, which any client of the catalog can read; creating them reads no part."""
     seed_tables(state)
-    # So that only the shorter text is planned here.
+    # With these variables set, DuckDB plans only the shorter of the two SQL texts of each view here.
     _set_variables(connection, {name: [] for name in _VARIABLES}, state)
     store_retired(connection, Manifest())
     for table in PART_TABLES:

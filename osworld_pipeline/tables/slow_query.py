@@ -67,9 +67,9 @@ def _reads_all_steps(scans: Sequence[Scan], views: frozenset[str]) -> Iterator[s
     wide = sorted(views & {"evals", "lineage"})
     if "steps" in views:
         yield (
-            f"it reads all steps{_about(whole)}: add a condition on steps.episode_id, as `episode_id IN (...)` or "
-            "equal to one; token counts and times are columns of `episodes` (prompt_tokens, response_tokens, times_s), "
-            "which needs no steps"
+            f"it reads all steps{_about(whole)}: add a condition on steps.episode_id, such as `episode_id IN (...)` or "
+            "`episode_id = ...`; token counts and times are columns of `episodes` (prompt_tokens, response_tokens, "
+            "times_s), so a query of these needs no steps"
         )
     elif whole and wide:
         yield (

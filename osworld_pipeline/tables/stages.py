@@ -1,7 +1,7 @@
 """The training stages as a view: status and progress of each."""
 
-# A killed program does not record its end. So a stage without activity for three of its slowest updates, and for 15
-# minutes, is not reported as running.
+# A killed program does not record its end. So a stage is not reported as running if it had no activity for 15 minutes
+# or for three times the duration of its slowest update, whichever is longer.
 STAGES = """
 CREATE VIEW stages AS
 WITH attempts AS (

@@ -48,8 +48,8 @@ def walk(state: StateDir, thing: str, *, limit: int = 20, timeout_s: float = TIM
     except duckdb.Error as error:
         raise TableError(f"the catalog cannot be walked: {first_line(error)}; materialize it again") from error
     raise TableError(
-        f"nothing in {state.root} has the id '{thing}': it may be one of {', '.join(KINDS)} (its SHA-256), in full; if "
-        "it is new, materialize the catalog again"
+        f"nothing in {state.root} has the id '{thing}': give the full id of one of these: {', '.join(KINDS)} "
+        "(its SHA-256); if the object is new, materialize the catalog again"
     )
 
 

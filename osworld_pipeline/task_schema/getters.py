@@ -26,14 +26,14 @@ async def rule(
 
 @getter("text", example={"command": "cat notes/todo.txt", "shell": True})
 async def vm_command_line(guest: Guest, cache: Cache, *, command: Command, shell: Shell = False) -> str | None:
-    """A command's output; nothing if it could not be started."""
+    """A command's output; nothing if it could not be started or did not end in time."""
     result = await _run(guest, command, shell)
     return result.output if result.status == "success" else None
 
 
 @getter("text", example={"command": ["python3", "-c", "import numpy"]})
 async def vm_command_error(guest: Guest, cache: Cache, *, command: Command, shell: Shell = False) -> str | None:
-    """A command's error output; nothing if it could not be started."""
+    """A command's error output; nothing if it could not be started or did not end in time."""
     result = await _run(guest, command, shell)
     return result.error if result.status == "success" else None
 

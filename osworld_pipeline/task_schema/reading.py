@@ -225,5 +225,5 @@ _OSWORLDS_WAY: Mapping[str, str] = {
 
 
 def _fits(gives: State, reads: State) -> bool:
-    """A file is fetched bytes, which equal no value."""
+    """Whether a metric can use a getter's output. A file is not valid as `anything`: its bytes equal no value."""
     return gives == reads or (reads == "anything" and gives != "file")

@@ -70,7 +70,7 @@ class Verb(Part):
     """Called with a SetupContext and the task's `parameters`."""
 
     opens_window: bool
-    """Usually."""
+    """Whether it usually opens a window."""
     failure: Failure
 
 

@@ -20,7 +20,11 @@ IsStrict = Annotated[bool, Key("whether the whole title must match")]
 ByClass = Annotated[bool, Key("whether it is the name of the window's class")]
 Until = Annotated[
     Mapping[str, Any] | None,
-    Key("repeat it, for up to 60 s, until its `returncode`, `stdout` or `stderr` equals or contains this", "object"),
+    Key(
+        "repeat the command, for up to 60 s, until one of these holds: `returncode` is its exit status, `stdout` is in "
+        "its output, `stderr` is in its error output",
+        "object",
+    ),
 ]
 Files = Sequence[Mapping[str, str]]
 Tabs = Annotated[Sequence[str], Key("an address for each tab", may_be_empty=True)]
@@ -36,7 +40,8 @@ async def execute(
     stderr: Annotated[str, Key("the same for its error output")] = "",
     until: Until = None,
 ) -> None:
-    """Runs a command until it exits; failures are ignored."""
+    """Runs a command until it exits, and ignores its exit status. It is an error if the command cannot be started, does
+    not end in time, is killed, or does not reach `until`."""
     import asyncio  # here: a program that only checks tasks does not need it
 
     filled = _fill(command, context)
@@ -58,7 +63,10 @@ async def execute(
         if not until or _is_reached(result, until):
             return
         if num_failures >= UNTIL_MAX_FAILURES or time.monotonic() > deadline:
-            raise SetupError(f"the command {_brief(filled)} did not reach {dict(until)} within {UNTIL_TIMEOUT_S:g} s")
+            raise SetupError(
+                f"the command {_brief(filled)} did not reach {dict(until)} within {UNTIL_TIMEOUT_S:g} s, or "
+                f"could not be run {UNTIL_MAX_FAILURES} times"
+            )
         await asyncio.sleep(UNTIL_INTERVAL_S)
 
 

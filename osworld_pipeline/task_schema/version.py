@@ -12,7 +12,8 @@ _SOURCES = ("context.py", "getters.py", "metrics/*.py", "reading.py")
 
 
 def code_digest() -> str:
-    """Changes exactly when the code changes that reads evaluators and state and compares them."""
+    """Changes if the modules change that read evaluators and state and compare them; `without_declarations` is applied
+    to each module first."""
     digest = hashlib.sha256()
     for path in digested_files():
         digest.update(path.name.encode() + b"\0" + without_declarations(path.read_bytes()) + b"\0")
@@ -24,8 +25,8 @@ def digested_files() -> list[Path]:
 
 
 def without_declarations(source: bytes) -> bytes:
-    """A module without the decorators, annotations and docstrings of its functions. They are the text of a page, and
-    what is accepted in a task; no score depends on them."""
+    """A module without the decorators, annotations and docstrings of its functions. These only define the text of
+    docs/evaluators.md and what a task may contain; no score depends on them."""
     lines = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
     nodes = sorted(
         _declarations(parse_python(source.decode())), key=lambda node: (node.lineno, node.col_offset), reverse=True

@@ -12,7 +12,7 @@ CHECKPOINT_TAG = "checkpoint_id"
 POLICY = "osworld-policy"
 CHAMPION = "champion"
 _DEFAULT_STORE = threading.Lock()
-"""There is one per process."""
+"""MLflow's default store is shared by all threads of the process, so one thread at a time may change it."""
 
 
 def find_logged_model(tracking_uri: str, checkpoint_id: str) -> str | None:

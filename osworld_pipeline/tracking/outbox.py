@@ -80,14 +80,14 @@ class Outbox:
 
     def _keep(self, rest: list[TrackingEvent]) -> str:
         if self._folder is None:
-            return f"{len(rest)} messages to MLflow could not be sent and are lost"
+            return f"{len(rest)} events for MLflow could not be sent and are lost"
         path = self._folder / f"{self._name}.jsonl"
         try:
             remove_stale_temps(self._folder)
             write_file(path, "".join(f"{json.dumps(event)}\n" for event in rest).encode())
         except StoreError as error:
-            return f"{len(rest)} messages to MLflow could neither be sent nor kept: {error}"
-        return f"{len(rest)} messages to MLflow could not be sent; they are kept in {path} and sent with a later stage"
+            return f"{len(rest)} events for MLflow could neither be sent nor kept: {error}"
+        return f"{len(rest)} events for MLflow could not be sent; they are kept in {path} and sent with a later stage"
 
     def _tell(self) -> None:
         while self._notices:
@@ -101,7 +101,7 @@ class Outbox:
         del self._events[index]
         self._num_dropped += 1
         if self._num_dropped == 1:
-            self._notices.append(f"more than {self._max_events:,} messages wait for MLflow: oldest metrics are dropped")
+            self._notices.append(f"more than {self._max_events:,} events wait for MLflow: oldest metrics are dropped")
 
     def _work(self) -> None:
         while True:
@@ -140,7 +140,7 @@ class Outbox:
             self._deliver(event)
         except Exception as error:  # noqa: BLE001 - no tracking error may end a training
             if is_final(error):
-                self._notices.append(f"MLflow finally refused {event['kind']}: {first_words(error)}")
+                self._notices.append(f"MLflow rejected the event {event['kind']}: {first_words(error)}; it is dropped")
                 return True
             if not self._is_failing:
                 self._notices.append(

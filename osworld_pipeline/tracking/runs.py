@@ -158,7 +158,7 @@ def metric_history(tracking_uri: str, stage_key: str, names: Sequence[str]) -> l
     client = open_client(tracking_uri)
     known = client.get_run(run_id).data.metrics
     latest: dict[tuple[str, int], float] = {}
-    stored = [*EARLIER_NAMES.values(), *names]  # what an update after a change of names has logged replaces the rest
+    stored = [*EARLIER_NAMES.values(), *names]  # present names last: their values replace those under earlier names
     for name in (name for name in stored if name in known and present_name(name) in names):
         history = client.get_metric_history(run_id, name)
         latest |= {(present_name(name), metric.step): metric.value for metric in history}

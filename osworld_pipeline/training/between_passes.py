@@ -1,5 +1,5 @@
 """What an update does between the passes that score its batch: the weights do not change then, so they can be sent to
-the servers that sample, and trajectories that these have sampled with them can still join."""
+the servers that sample, and trajectories that the servers have sampled with these weights can still join the batch."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -37,8 +37,8 @@ class BetweenPasses:
     def __init__(
         self, process_group: ProcessGroup, send: Callable[[Consume | None], object], arrivals: Arrivals | None
     ) -> None:
-        """`send`: gathers the weights on all ranks and passes them to rank 0's receiver, which learns of its errors
-        itself. `arrivals`: rank 0's; None there if nothing can arrive."""
+        """`send`: gathers the weights on all ranks and passes them to rank 0's receiver; an EngineError of the receiver
+        is reported only to its caller. `arrivals`: rank 0's; None there if nothing can arrive."""
         self._process_group = process_group
         self._send = send
         self._arrivals = arrivals

@@ -75,8 +75,8 @@ class DistributedTrainer:
         return self.process_group.is_alone
 
     def update(self, trajectories: Sequence[Trajectory], arrivals: Arrivals | None = None) -> dict[str, float]:
-        """One update on rank 0's trajectories; returns its metrics. `arrivals`: of receivers of the weights and of
-        canaries while the batch is scored; the weights change only after the canaries have arrived.
+        """One update on rank 0's trajectories; returns its metrics. `arrivals`: the receivers of the weights, and the
+        canaries, that arrive while the batch is scored; the weights change only after the canaries have arrived.
 
         Raises:
             TrainingError: trainer and sampler disagree, a loss or gradient is not finite, a trajectory is malformed, or

@@ -1,6 +1,6 @@
 """AdamW with float32 master weights for models of any precision.
 
-In bfloat16 a weight near 0.01 has a resolution of about 4e-5; steps with a learning rate of 5e-7 would be rounded away.
+In bfloat16 a weight near 0.01 has a resolution of about 6e-5; steps with a learning rate of 5e-7 would be rounded away.
 So each low-precision parameter has a float32 master that accumulates gradients and takes the step, and the model gets a
 copy. If the model is sharded, so are masters and moments.
 """

@@ -210,4 +210,4 @@ def _seeds(values: Iterable[Any]) -> str:
 
 def _began(unix_time: float | None) -> str:
     moment = when(unix_time, to_seconds=True)
-    return "begun at a time unknown" if moment == UNKNOWN else f"begun {moment}"
+    return "begun at an unknown time" if moment == UNKNOWN else f"begun {moment}"

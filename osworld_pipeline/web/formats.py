@@ -16,7 +16,7 @@ def percent(share: float | None) -> str:
 
 
 def points(difference: float | None) -> str:
-    """A difference of two shares, in points of a percent."""
+    """A difference of two shares, in percentage points."""
     return f"{100 * difference:+.1f}" if is_known(difference) else UNKNOWN
 
 

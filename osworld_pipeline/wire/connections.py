@@ -18,8 +18,9 @@ MAX_HEAD_BYTES = 64 * 1024
 MIN_READ_BYTES = 64 * 1024
 """Bytes of its answer that a client must read within `slow_client_s`."""
 LINGER_S = 1.0
+"""How long a client may continue to send after its answer."""
 MAX_DROPPED_BYTES = 8 * 1024 * 1024
-"""How long a client may continue to send after its answer; over loopback a second is enough for a gigabyte."""
+"""How much it may send in that time: over loopback a second is enough for a gigabyte."""
 
 
 class ClientFiles:

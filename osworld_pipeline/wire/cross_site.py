@@ -16,7 +16,8 @@ def is_loopback(host: str) -> bool:
 
 
 def is_from_here(headers: Mapping[bytes, bytes], *, allows_links: bool = False) -> bool:
-    """Sent to a name of this machine, by a program or by a page of this server. Browsers always send a host.
+    """Whether the request was sent to a loopback name or address, by a local program or by a page of this server.
+    Browsers always send a host.
 
     A server without a token answers on loopback, which any page in a browser on this machine can reach: by the address,
     or by a name of the page's own site that resolves to it. `allows_links`: as in `is_own_page`.
@@ -31,8 +32,8 @@ def is_from_here(headers: Mapping[bytes, bytes], *, allows_links: bool = False) 
 
 
 def is_own_page(headers: Mapping[bytes, bytes], *, allows_links: bool = False) -> bool:
-    """Whether no browser marks the request as sent by a page of another site. `allows_links`: also accepts a link there
-    that a user follows to one of our pages, because the other page cannot read the result."""
+    """Whether no browser marks the request as sent by a page of another site. `allows_links`: also accepts that a user
+    follows a link on another site to one of our pages, because the other site cannot read the result."""
     if allows_links and (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest")) == (b"navigate", b"document"):
         return True
     return headers.get(b"sec-fetch-site", b"none") in (b"same-origin", b"none")

@@ -88,9 +88,15 @@ BUSY_SECONDS = CounterFamily(
 )
 ENV_SERVERS = GaugeFamily("osworld_env_servers", "Env servers of the program by state.", ("state",))
 ENV_DESKTOPS = GaugeFamily("osworld_env_desktops", "Desktops of an env server, as it reports them.", ("server",))
-ENV_FREE = GaugeFamily("osworld_env_desktops_free", "Its free desktops, as its client estimates them.", ("server",))
-ENV_IN_USE = GaugeFamily("osworld_env_desktops_in_use", "Its desktops that this process uses.", ("server",))
-ENV_WAITING = GaugeFamily("osworld_env_resets_waiting", "Resets of this process that wait there.", ("server",))
+ENV_FREE = GaugeFamily(
+    "osworld_env_desktops_free", "Free desktops of an env server, as its client estimates them.", ("server",)
+)
+ENV_IN_USE = GaugeFamily(
+    "osworld_env_desktops_in_use", "Desktops of an env server that this process uses.", ("server",)
+)
+ENV_WAITING = GaugeFamily(
+    "osworld_env_resets_waiting", "Resets of this process that wait at an env server.", ("server",)
+)
 GROUPS = GaugeFamily(
     "osworld_groups", "Groups of asynchronous rollouts: running, or waiting for their update.", ("state",)
 )
@@ -119,5 +125,5 @@ RECEIVED_BYTES = CounterFamily("osworld_http_received_bytes", "Bytes of requests
 SANDBOXES = GaugeFamily("osworld_gateway_sandboxes", "Sandboxes that clients have.")
 QUOTA = GaugeFamily("osworld_gateway_quota", "Sandboxes that clients may have.")
 SANDBOX_ENDS = CounterFamily(
-    "osworld_gateway_starts", "Starts of sandboxes by what became of them: started, refused (quota), reaped.", ("end",)
+    "osworld_gateway_starts", "Starts of sandboxes by outcome: started, refused (quota), reaped.", ("end",)
 )

@@ -1,7 +1,8 @@
 """Serves the metrics of a process at `/metrics`, if OSWORLD_METRICS names an address. Off by default.
 
 `OSWORLD_METRICS=[HOST:]PORT`, where PORT is a number, a range (`9500-9599`: the first free port) or 0 (any free port).
-Without a host it is 127.0.0.1. Another one needs OSWORLD_METRICS_TOKEN, which every scrape sends as a bearer token.
+Without a host it is 127.0.0.1. A host other than loopback needs OSWORLD_METRICS_TOKEN, which every scrape sends as a
+bearer token.
 """
 
 import logging

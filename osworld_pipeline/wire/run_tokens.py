@@ -1,6 +1,6 @@
-"""The token of a run: what its programs send instead of the server's token. It names the run and ends by itself, so one
-that leaks from a job or a log of a node is of little use. It is made from the server's token by HMAC-SHA256, so every
-server with that token accepts it and keeps no list."""
+"""The token of a run: what its programs send instead of the server's token. It names the run and expires, so a run
+token that leaks from a job or a log of a node is of little use. It is made from the server's token by HMAC-SHA256, so
+every server with that token accepts it and keeps no list."""
 
 import base64
 import hashlib
@@ -10,7 +10,7 @@ import time
 ENDED = "the token of this run has ended"
 _KIND = "run1"
 _CONTEXT = b"osworld-pipeline run token 1\n"
-"""No other MAC under the same key is over a text that begins so."""
+"""Domain separation: no other MAC with the same key covers a text that starts with this."""
 
 
 def make_run_token(server_token: str, *, run: str, ends_at: float) -> str:

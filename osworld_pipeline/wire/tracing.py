@@ -36,8 +36,9 @@ def is_on() -> bool:
 
 
 def start_tracing(service: str) -> None:
-    """Starts tracing in this process, if a collector is named; as `service`, unless OTEL_SERVICE_NAME is set. Other
-    processes do not trace in any environment: a library in another program needs no packages for it.
+    """Starts tracing in this process, if a collector is named; as `service`, unless OTEL_SERVICE_NAME is set. A process
+    that does not call this never traces in any environment, so a program that only imports this library does not need the
+    packages.
 
     Raises:
         DependencyError: traces are asked for and the packages of the extra `tracing` are missing.

@@ -92,7 +92,7 @@ def _need_version(request: Request, repository: Repository) -> Version:
     released = [*repository.versions(), *described_versions((request.root / CHANGELOG).read_text())]
     last = max(released, default=None)
     if last is not None and version <= last:
-        raise ReleaseError(f"version {version} is not above the last one, {last}")
+        raise ReleaseError(f"version {version} is not above the last one, {last}: give a higher one")
     return version
 
 

@@ -77,7 +77,7 @@ def test_second_demo_in_the_same_state_names_the_first(tmp_path: Path) -> None:
         lock.flush()
         done = run(tmp_path, "demo", "--recipe", "smoke")
     assert done.returncode == 1
-    assert "another demo, backfill, evaluate or collect (process 4711) runs on" in done.stderr
+    assert "another demo, train, backfill, evaluate or collect (process 4711) runs on" in done.stderr
 
 
 def test_program_that_finds_no_env_server_names_the_address_and_exits_as_retryable(tmp_path: Path) -> None:

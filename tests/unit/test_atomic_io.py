@@ -100,7 +100,7 @@ def test_a_lock_is_waited_for_within_a_limit_and_names_its_holder(tmp_path: Path
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with (
-            pytest.raises(TableError, match=f"the table is locked by process {holder.pid} for longer than 0.1 s"),
+            pytest.raises(TableError, match=f"the table has been locked by process {holder.pid} for more than 0.1 s"),
             locked(path, timeout_s=0.1, error=TableError, what="the table"),
         ):
             pass

@@ -90,5 +90,5 @@ def test_a_cache_knows_no_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     write_note(tmp_path, RemoteNote(url="s3://bucket/runs", role="cache"))
     StateDir(tmp_path).catalog.touch()
-    with pytest.raises(click.BadParameter, match="is a cache and has no newest checkpoint: name one"):
+    with pytest.raises(click.BadParameter, match="is a cache of an object store: name a checkpoint"):
         call(tmp_path, "evaluate", "--recipe", "smoke")

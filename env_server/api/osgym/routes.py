@@ -1,9 +1,9 @@
 """The OSGym endpoints: /reset, /step, /shutdown and /screenshot, as its state manager answers them.
 
-Every failure is 400 `{message}` (a full server 503), with the `fault` in addition. A lost desktop or a crashed grader
-is a failure, and never a reward of zero. An episode whose policy disabled its desktop is finished, with that reward.
-The client retries failures immediately and without limit, so each such answer is delayed. The client stops only where
-the answer changes: see worker.py."""
+Failures are 400 `{message}`, with the `fault` in addition; a full server is 503, a refused address 403, and a bug of
+the server 500. A lost desktop or a crashed grader is a failure, and never a reward of zero. An episode whose policy
+disabled its desktop is finished, with a reward of zero. The client retries failures immediately and without limit, so
+answers with 400 and 503 are delayed. The client stops only when the answer changes: see worker.py."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,8 @@
 """A worker in OSGym's sense: its own VM numbers over the server's episodes, and a share of its desktops.
 
-Its client sends a request again until it succeeds, so every request that can succeed the second time does: a finished
-episode is answered again, and a refused action that is repeated becomes wait(). A lost VM stays lost, with the
-reason."""
+Its client sends a request again until the request succeeds. A repeated request therefore succeeds where that is
+possible: a finished episode is answered again, and a refused action that is repeated becomes wait(). A lost VM stays
+lost, and each answer names the reason."""
 
 import asyncio
 import itertools
@@ -90,7 +90,7 @@ class OsgymWorker:
 
         Raises:
             TaskError: the task was refused.
-            NoCapacityError: none became free in time, in the pool or of this worker's share.
+            NoCapacityError: no desktop became free in time, in the pool or in this worker's share.
             SetupError, ReplicaError: the desktop could not be set up; it has been returned to the pool.
         """
         async with self._room():

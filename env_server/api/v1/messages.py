@@ -31,9 +31,9 @@ class OpenRequest(Message):
     """A task in OSWorld's format."""
     env_config: EnvConfig = Field(default_factory=EnvConfig)
     client_id: str = Field(default="", max_length=128)
-    """The client id by which the queue is fair; empty means the peer address."""
+    """The queue counts requests with the same id as one client; empty means the peer address."""
     queue_s: float | None = Field(default=None, gt=0, le=3600, allow_inf_nan=False)
-    """Longest wait for a free desktop in seconds, where the server's own limit is longer; then 503."""
+    """Longest wait for a free desktop in seconds, if it is shorter than the server's own limit; after it, 503."""
     record_id: str = Field(default="", max_length=MAX_RECORD_ID)
     """The id under which the client will store the episode, for people who watch the desktop on /status."""
 
@@ -183,7 +183,7 @@ class DrainAnswer(Message):
 class ServerInfo(Message):
     version: str
     protocol: int
-    """Of this API; clients with another number refuse the server. A server that reports none has protocol 1."""
+    """Version of this API; a client with another one refuses the server. A server that reports none has version 1."""
     provider: str
     image_digest: str
     grader_version: str

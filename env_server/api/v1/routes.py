@@ -206,8 +206,8 @@ def _server_router(episodes: EpisodeTable, settings: Settings, drain: Callable[[
 
     @router.post("/server/drain", summary="Let the live episodes end, then end the server")
     async def drain_server(message: DrainRequest) -> DrainAnswer:
-        """As SIGTERM, with a deadline of its own: new episodes are refused, live ones go on until the deadline, the
-        rest are closed, and the server exits. It cannot be undone; of several deadlines the earliest counts."""
+        """Does the same as SIGTERM, with the given deadline: new episodes are refused, live ones continue until the
+        deadline, the rest are closed, and the server exits. It cannot be undone; the earliest deadline applies."""
         pool.drain()
         return DrainAnswer(num_episodes=episodes.num_open, left_s=drain(message.deadline_s))
 

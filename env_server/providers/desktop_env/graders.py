@@ -125,7 +125,8 @@ class _Processes(Protocol):
     def process(
         self, guest: GuestClient, *, name: str, with_ports: bool
     ) -> AbstractAsyncContextManager[Process, bool | None]:
-        """It and all processes that it started have ended when the block is left, also by a cancellation."""
+        """A grader's process. It and all processes that it started have ended when the block is left, also by a
+        cancellation."""
         ...
 
     async def close(self) -> None: ...

@@ -25,7 +25,7 @@ from env_server.providers.stderr_tail import StderrTail
 from osworld_pipeline.errors import DependencyError, EvaluatorError, PipelineError, ReplicaError, SetupError
 
 LOAD_LIMIT_S = 120.0
-"""Limit of the first worker, which waits until desktop-env is loaded."""
+"""Limit until a started worker answers; the first one waits until desktop-env is loaded."""
 KILL_LIMIT_S = 5.0
 _PARENT = Path(__file__).resolve().parent
 _START = f"import sys; sys.path.append({str(_PARENT)!r}); from worker.launcher import main; main()"

@@ -24,9 +24,9 @@ MAX_WAITING = 16
 SHORT_POLL_S, LONG_POLL_S = 0.01, 0.25
 """Interval between two polls of the guest: at first, and after some time without data."""
 KEEP_S = 20.0
-"""The guest's program ends when it has received nothing for three times this long."""
+"""Longest interval between two files for the guest's program, which ends after three times this long without one."""
 ACKNOWLEDGE_AFTER = 8
-"""Files fetched; the guest holds 8 MiB of them."""
+"""Number of fetched files that are acknowledged together; the guest holds up to 8 MiB until then."""
 CALL_LIMIT_S = 30.0
 NUM_ATTEMPTS = 3
 RETRY_S = 0.3

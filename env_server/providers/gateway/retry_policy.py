@@ -24,7 +24,7 @@ class Backoff:
 
     def wait_s(self, attempt: int, *, asked_s: float | None = None, share: float = 1.0) -> float:
         """The wait before attempt number `attempt` + 1; `share` (0..1) is the random part. A delay that the gateway
-        requested is never shortened, and is extended by up to a tenth."""
+        requested is reduced only to MAX_RETRY_AFTER_S, and is extended by about a tenth at most."""
         own_s = min(self.cap_s, self.first_s * 2.0 ** min(attempt, 30)) * (0.5 + 0.5 * share)
         if asked_s is None:
             return own_s
@@ -68,7 +68,7 @@ class QuotaGate:
         self.num_waiting = 0
 
     async def wait(self, *, deadline: float) -> bool:
-        """Returns True when it is open; False if that is after the deadline, after having waited until then."""
+        """Returns True when the gate is open, or False at the deadline if it is still closed."""
         retry_policy = self._retry_policy
         self.num_waiting += 1
         try:

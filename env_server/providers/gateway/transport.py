@@ -1,7 +1,8 @@
 """A guest's protocol over a sandbox client, as an httpx transport: the guest's client need not know where the guest is.
 
 A call that the gateway refused without executing it is repeated until its time is up. A call that may have been
-executed is repeated only if that does no harm, or if the gateway stores answers; else its failure is the replica's."""
+executed is repeated only if that does no harm, or if the gateway stores answers; otherwise it fails with
+ReplicaError."""
 
 import uuid
 from collections.abc import Callable
@@ -30,7 +31,8 @@ REPEATABLE_POSTS = frozenset(
         "/setup/upload", "/wallpaper", "/window_size",
     }
 )  # fmt: skip
-"""They read, or have the same effect however often they are executed. Calls that click, type or run are not here."""
+"""Calls that only read, or that have the same effect however often they are executed. Calls that click, type or run a
+program are not among them."""
 
 
 class SandboxTransport(httpx.AsyncBaseTransport):

@@ -16,7 +16,7 @@ class LocalSettings(Table):
     """Desktops on this machine, in namespaces."""
 
     memory_mb: Annotated[int, Option("--desktop-memory-mb"), Field(ge=256)] = 1024
-    """Most memory of one desktop. Processes that exceed it are killed, not the host's."""
+    """Most memory of one desktop. If a desktop exceeds it, its own processes are killed, not the host's."""
     max_processes: Annotated[int, Option("--desktop-processes"), Field(ge=64)] = 512
     """Most processes of one desktop."""
     max_cpus: Annotated[float | None, Option("--desktop-cpus"), Field(ge=0.1, examples=[2.0])] = None

@@ -76,8 +76,8 @@ class BroughtUp:
 
 
 def shows_something(*, still_s: float) -> Sign:
-    """Firmware, boot loader and spinning dots also show something: only a screen that is stable for longer than they do
-    counts as up."""
+    """Firmware, boot loader and spinning dots also show something: a screen counts as up only if it is stable for
+    longer than theirs."""
 
     async def is_there(sight: Sight) -> bool:
         return not is_blank(sight.screen) and sight.still_s >= still_s

@@ -23,7 +23,7 @@ _BRIDGE = Path(__file__).parent / "bridge.py"
 
 
 class Cell:
-    """`spawn` once, and `open_network` once QEMU answers; at the end, and on failure, `stop`."""
+    """Call `spawn` one time, and `open_network` when QEMU answers; at the end, and on failure, `stop`."""
 
     def __init__(self, walls: Walls, *, name: str) -> None:
         self._walls, self._name = walls, name

@@ -1,6 +1,6 @@
-"""Reads a guest's files from outside its desktop: an HTTP server inside answers GET with the bytes of the file whose
-path the URL is, as in the Windows example. It runs outside of the session that the agent sees, so closing windows does
-not end it."""
+"""Reads a guest's files from outside its desktop: an HTTP server in the guest answers GET with the bytes of the file at
+the URL's path, as in the Windows example. The server runs outside of the session that the agent sees, so closing
+windows does not end it."""
 
 import asyncio
 from urllib.parse import quote

@@ -23,6 +23,7 @@ from env_server.providers.qemu.machine import Machine
 from env_server.providers.qemu.qmp_input import QmpInput
 from env_server.providers.qemu.readiness import wait_for_agent
 from env_server.providers.qemu.saved_state import KEPT_STATES
+from osworld_pipeline.domain.shown_commands import ENV_SERVER, shell_line
 from osworld_pipeline.domain.top_level_names import python_module
 from osworld_pipeline.errors import DependencyError, ReplicaError
 
@@ -43,7 +44,7 @@ Wanted = Literal["auto", "kvm", "tcg"]
 class ImageSource(Protocol):
     memory_mb: int
     num_boots: int
-    """How often a machine is booted again before its failure to start counts."""
+    """Number of attempts to boot a machine; if the last one fails, its error is raised."""
 
     async def prepare(
         self, images: Path, *, accelerator: Wanted, screen_size: tuple[int, int]
@@ -213,6 +214,7 @@ async def build_in_child(images: Path) -> BaseImage:
     image = find_image(images)
     if image is not None:
         return image
+    to_see = f"to see its output, run {shell_line(ENV_SERVER, 'build-image', '--state-dir', images)}"
     log.info("building the virtual machines' image below %s; this takes a minute or two, once", images)
     process = await asyncio.create_subprocess_exec(
         *(*python_module("env_server.providers.qemu.build"), "--state-dir", str(images)),
@@ -225,7 +227,7 @@ async def build_in_child(images: Path) -> BaseImage:
         async with asyncio.timeout(BUILD_LIMIT_S):
             _, said = await process.communicate()
     except TimeoutError as error:
-        raise DependencyError(f"the image was not built within {BUILD_LIMIT_S:g} s; build it by hand") from error
+        raise DependencyError(f"the image was not built within {BUILD_LIMIT_S:g} s: {to_see}") from error
     finally:
         if process.returncode is None:
             process.kill()
@@ -233,5 +235,6 @@ async def build_in_child(images: Path) -> BaseImage:
     image = find_image(images)
     if image is None:
         reason = said.decode("utf-8", "replace").strip().splitlines()
-        raise DependencyError(reason[-1] if reason else f"the image build ended with {process.returncode}")
+        status = f"the image build ended with exit status {process.returncode} and no message"
+        raise DependencyError(reason[-1] if reason else f"{status}: {to_see}")
     return image

@@ -21,8 +21,8 @@ class QemuSettings(Table):
     """Any qcow2 image with OSWorld's guest server on port 5000. Without it our own is used, which `env-server
     build-image` or the first start builds."""
     os_type: Annotated[Literal["linux", "windows"], Option()] = "linux"
-    """`windows`: the image is a Windows without a guest server; it is logged in and saved before its first use
-    (WINDOWS_ADMIN_PASSWORD is set)."""
+    """`windows`: the image is a Windows without a guest server; it is logged in and saved before its first use (set
+    WINDOWS_ADMIN_PASSWORD)."""
     login_mark: Annotated[Path | None, Option(), Field(examples=["prompt.png"])] = None
     """An image cut from a screenshot of that Windows' password prompt, to recognise the prompt."""
     memory_mb: Annotated[int | None, Option("--vm-memory-mb"), Field(ge=128, examples=[1024])] = None

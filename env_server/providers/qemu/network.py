@@ -1,5 +1,5 @@
-"""The network of a machine's sandbox if it is open: slirp4netns, which opens ordinary connections of the host for it.
-It reaches everything that the host reaches, except the host's loopback."""
+"""The open network of a machine's sandbox: slirp4netns opens ordinary connections of the host for the sandbox, which
+can reach everything that the host reaches, except the host's loopback."""
 
 import asyncio
 import contextlib
@@ -34,10 +34,11 @@ class OpenNetwork:
         return self._process is not None and self._process.poll() is None
 
     async def start(self, inside_pid: int, *, uid: int | None, group: Group | None, lifeline_fd: int) -> None:
-        """Connects the namespaces of that process. It ends when the other end of the lifeline is closed.
+        """Connects the namespaces of process `inside_pid`. slirp4netns ends when the lifeline's other end is closed.
 
         Raises:
-            DependencyError: it is not installed, or does not work here.
+            DependencyError: slirp4netns is not installed, or does not work here.
+            ReplicaError: the network was not up in time.
         """
         ready, ready_end = os.pipe()
         try:

@@ -84,7 +84,8 @@ mkdir -p "$1/etc/initramfs-tools/conf.d"
 printf 'MODULES=list\\n' >"$1/etc/initramfs-tools/conf.d/desktop"
 printf '/dev/vda / ext4 defaults 0 1\\n' >"$1/etc/fstab"
 """
-"""Runs before the kernel is installed, whose installation creates an initial RAM disk, small and not used."""
+"""Runs before the kernel is installed. That installation creates an initial RAM disk, which is kept small because it is
+not used."""
 
 FINISH_HOOK = f"""\
 set -e

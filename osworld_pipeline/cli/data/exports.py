@@ -278,13 +278,13 @@ def merged(
         print_json({"output": output, **asdict(done)})
         return
     print(
-        f"{output}: {done.num_layers:,} layers merged in {dtype}; rounding changed what the adapter adds by "
+        f"{output}: {done.num_layers:,} layers merged in {dtype}; rounding changed the adapter's contribution by "
         f"{done.rounding_error:.2%}"
     )
     if done.is_far_off:
         way_out = " or use --dtype float32" if dtype == "bfloat16" else ""
         print(
-            f"Warning: the merged model is not quite the trained one. Serve the base with the adapter "
+            f"Warning: rounding makes the merged model differ from the trained one. Serve the base with the adapter "
             f"({done.source / 'adapter'}){way_out}."
         )
 

@@ -51,7 +51,7 @@ def fetch(
         with shown_progress("fetch", as_json=as_json) as on_progress:
             fetch_sources(parsed, root, on_fetched=found.append, on_progress=on_progress)
     finally:
-        # After the bar, which would break long lines; also those in place before a failure.
+        # Printed after the bar, which would break long lines; after a failure, those that were fetched before it.
         if not as_json:
             for each in found:
                 _print_fetched(each)

@@ -94,5 +94,5 @@ def _line(link: "Link", state: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Removes control characters of a model's output, which must not reach the terminal."""
+    """Escapes control characters of a model's output, which must not reach the terminal."""
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in str(value))

@@ -42,7 +42,8 @@ def push_(state: StateOption = Path("var"), state_remote: StateRemoteOption = ""
         else f"generation {done.generation} is up to date"
     )
     if done.num_missing_images:
-        print(f"{counted(done.num_missing_images, 'image')} that rows name could not be sent: not in the state.")
+        missing = counted(done.num_missing_images, "image")
+        print(f"{missing} that rows refer to could not be sent, because the state folder does not have them.")
 
 
 @remote.command("pull")

@@ -24,7 +24,9 @@ def compact(
     state: StateOption = Path("var"),
     min_parts: Annotated[int, typer.Option(min=1, help="Skip tables with fewer small parts.")] = 8,
     target_mb: Annotated[int, typer.Option(min=1, help="Target size of a file, compressed.")] = 64,
-    cold_days: Annotated[float, typer.Option(min=0, help="Pack images that were not stored for this many days.")] = 3.0,
+    cold_days: Annotated[
+        float, typer.Option(min=0, help="Pack images that were last written or touched more than this many days ago.")
+    ] = 3.0,
     state_remote: StateRemoteOption = "",
     as_json: JsonOption = False,
 ) -> None:

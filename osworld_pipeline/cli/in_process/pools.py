@@ -91,8 +91,8 @@ def _has_ended(record: dg.RunRecord | None) -> bool:
 
 @contextmanager
 def handled_interrupts() -> Iterator[None]:
-    """In this block, SIGINT also ends Dagster's own waiting for a pool: it is raised in the entering thread, and the
-    run is cancelled."""
+    """In this block, SIGINT also ends Dagster's own waiting for a pool: KeyboardInterrupt is raised in the thread that
+    entered the block, and the run is cancelled."""
     thread_id, is_over = threading.get_ident(), threading.Event()
 
     def watch() -> None:

@@ -1,5 +1,5 @@
-"""Runs jobs in this process, one after the other, without Dagster's daemon, for `demo`, `backfill`, `evaluate` and
-`collect`."""
+"""Runs jobs in this process, one after the other, without Dagster's daemon, for `demo`, `train`, `backfill`, `evaluate`
+and `collect`."""
 
 import os
 import shutil
@@ -75,7 +75,7 @@ class InProcess:
                     raise_on_error=False,
                     partition_key=partition,
                     asset_selection=assets,
-                    # A daemon does not start a command again that ended with its process.
+                    # No retries: Dagster's daemon must not repeat the run of a command whose process has ended.
                     tags={PROCESS_TAG: str(os.getpid()), MAX_RETRIES_TAG: "0"},
                     run_config={
                         "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
@@ -148,7 +148,7 @@ def _end_stale_runs(instance: dg.DagsterInstance) -> None:
     unfinished = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.NOT_STARTED]
     for run in instance.get_runs(dg.RunsFilter(statuses=unfinished)):
         if PROCESS_TAG in run.tags:
-            instance.report_run_failed(run, "its process was killed; the next one continues its work")
+            instance.report_run_failed(run, "its process was killed; the next command continues its work")
             instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
 
 
@@ -168,8 +168,8 @@ def _only_one(state: StateDir) -> Iterator[None]:
         only = lock(state.root / "demo.lock")
     except TakenError as error:
         raise PipelineError(
-            f"another demo, backfill, evaluate or collect (process {error.holder}) runs on {state.root}: wait for it "
-            "or stop it"
+            f"another demo, train, backfill, evaluate or collect (process {error.holder}) runs on {state.root}: wait "
+            "for it or stop it"
         ) from error
     with only:
         yield

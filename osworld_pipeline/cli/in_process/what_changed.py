@@ -78,7 +78,7 @@ def _replay_line(replay: ReplayShare) -> str:
     return (
         f"Replay: a demonstration joined {replay.num_injected} of {replay.num_groups} groups, of "
         f"{counted(replay.num_tasks, 'task')}; {replay.num_solved_later} of these tasks "
-        "were solved for the first time after that, without one."
+        "were solved for the first time after that, without a demonstration."
     )
 
 

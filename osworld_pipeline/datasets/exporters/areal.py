@@ -54,7 +54,8 @@ class ArealExport:
     longest_sequence: int
     """Tokens: AReaL's `max_tokens_per_mb` and `context_length` must be at least this."""
     left_out: dict[str, int]
-    """Episodes that were selected and not exported, by reason: a fault's name, no_tokens, too_long, no_spread."""
+    """Episodes that were selected and not exported, by reason: an outcome that is not valid, no_tokens, too_long or
+    no_spread."""
 
 
 def export_areal(

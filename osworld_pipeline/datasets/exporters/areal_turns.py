@@ -1,5 +1,5 @@
-"""An episode as AReaL's turns: one training sequence for each response, its prompt the whole text before it, with its
-images.
+"""An episode as AReaL's turns: one training sequence for each response. The prompt of a response is the whole text
+before it, with the images.
 
 Shapes: L tokens of a turn, P patches of an image."""
 
@@ -30,7 +30,7 @@ def split_turns(sequences: Iterable[TokenSequence], *, image_token_id: int) -> l
     """Each run of sampled tokens is a turn: a sequence has several in `append` mode and one in `window` mode.
 
     Raises:
-        ValueError: a sequence that begins with a response, or with more images in its prompts than it has.
+        ValueError: a sequence begins with a response, or has more image placeholders in its prompts than images.
     """
     return [turn for sequence in sequences for turn in _turns_of(sequence, image_token_id)]
 

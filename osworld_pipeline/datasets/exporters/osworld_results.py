@@ -57,9 +57,9 @@ ORDER BY v.checkpoint_id, v.stage_key, v.task_id, run
 """
 _LEFT_OUT_HEAD = """# Episodes without a result
 
-An episode that ended in a fault has no grader's score, so it has a trajectory and no `result.txt`: a 0.0 would be
-false. OSWorld's scripts treat such a task as unfinished and exclude it from their rates, as `lenient` success does;
-`strict` success counts it as not solved.
+An episode that ended in a fault or a timeout, or that a person touched, has no grader's score that counts. It has a
+trajectory and no `result.txt`: a 0.0 would be false. OSWorld's scripts treat such a task as unfinished and exclude it
+from their rates, as `lenient` success does; `strict` success counts it as not solved.
 
 | model | domain | task | seed | outcome | what happened |
 |---|---|---|---|---|---|

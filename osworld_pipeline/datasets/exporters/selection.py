@@ -41,10 +41,11 @@ class Selection:
         self, relation: str, *, reward: str, checkpoint: str | None = None, purpose: str | None = None,
         licence: str | None = None,
     ) -> str:  # fmt: skip
-        """The chosen rows of `relation`; the names are the columns that a filter uses; None if the relation has none.
+        """SQL for the chosen rows of `relation`. The other arguments name the column for each filter; None if the
+        relation has no such column.
 
         Raises:
-            TableError: `where` is more than one condition.
+            TableError: `where` is not one SQL condition.
         """
         conditions = []
         if self.checkpoints and checkpoint:

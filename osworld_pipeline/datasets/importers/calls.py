@@ -135,7 +135,8 @@ def actions_of(calls: Sequence[Call], to_pixels: ToPixels, pointer: Pointer) -> 
             raise ActionParseError("there are calls after the end of the task")
         actions += [normalise_action(raw) for raw in _raw_actions(call, to_pixels, pointer)]
     if pointer.held:
-        raise ActionParseError(f"the key {next(iter(pointer.held))} is held beyond its step, which no action can do")
+        key = next(iter(pointer.held))
+        raise ActionParseError(f"the key {key} is held beyond its step; no action holds a key across steps")
     if not actions and any(call.name == "sleep" for call in calls):
         return [{"action": "wait"}]
     if not actions:
@@ -237,7 +238,7 @@ def _keys(call: Call, named: Mapping[str, Any], pointer: Pointer) -> list[dict[s
         return [_pressed(pointer, keys)]
     keys, presses = named.get("keys", named.get("key")), _whole(named.get("presses", 1))
     if presses is None or not 1 <= presses <= MAX_REPEATS:
-        raise ActionParseError(f"a key is pressed {named.get('presses')} times; at most {MAX_REPEATS} are possible")
+        raise ActionParseError(f"a key is pressed {named.get('presses')} times; 1 to {MAX_REPEATS} are possible")
     once = keys if isinstance(keys, tuple) else (keys,)
     return [_pressed(pointer, [key]) for _ in range(presses) for key in once]
 

@@ -75,4 +75,4 @@ def read_image(folder: Path, name: object) -> ProvenImage:
     try:
         return prove_image(data, path=path)
     except DatasetError as error:
-        raise DatasetError(f"the image '{name[:80]}' is {error}") from error
+        raise DatasetError(f"the image '{name[:80]}': {error}") from error

@@ -29,7 +29,7 @@ def read_lines(path: Path, on_progress: OnProgress | None = None) -> Iterator[Li
     total = path.stat().st_size if path.is_file() else 0
     for block in read_blocks(path):
         if block.fault == "unreadable" and not number:
-            raise DatasetError(f"{path} {block.reason}: give a readable JSONL file")
+            raise DatasetError(f"{path}: {block.reason}; give a readable JSONL file")
         if block.fault:
             number += 1
             yield Line(number=number, record=None, reason=block.reason or too_long(MAX_LINE_BYTES))

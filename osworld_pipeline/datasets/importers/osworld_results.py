@@ -136,7 +136,7 @@ def _import_attempt(writer: ImportWriter, episodes: _StagedEpisodes, folder: Pat
     screens = [step.screen for step in attempt.steps if step.screen is not None]
     episodes.add(attempt_episode(attempt, task, actions, relative=relative, options=writer.options), screens)
     if attempt.num_earlier_rows:
-        reason = f"{attempt.num_earlier_rows} rows of an earlier run in the same file, without a result of their own"
+        reason = f"{attempt.num_earlier_rows} rows in this file belong to earlier runs, which have no result"
         writer.add_reject(BadRecord(kind="malformed", reason=reason), path=relative, line=1, task_id=attempt.task_id)
     _add_task(writer, task)
     if attempt.score is None or attempt.score < SUCCESS_THRESHOLD:
@@ -216,8 +216,8 @@ def _on_screen(size: tuple[int, int] | None) -> ToPixels:
     def to_pixels(x: float, y: float) -> tuple[int, int]:
         point = round(x), round(y)
         if min(point) < 0 or (size is not None and (point[0] >= size[0] or point[1] >= size[1])):
-            on = f"of {size[0]}x{size[1]}" if size else "at all"
-            raise ActionParseError(f"the point ({x:g}, {y:g}) is on no screen {on}")
+            screen = f"the screen of {size[0]}x{size[1]}" if size else "any screen"
+            raise ActionParseError(f"the point ({x:g}, {y:g}) is outside {screen}")
         return point
 
     return to_pixels
@@ -228,7 +228,7 @@ def _conversation(attempt: ResultAttempt, task: Task | None, actions: Sequence[S
     if task is None:
         raise BadRecord(
             kind="bad_task",
-            reason=f"no instruction is known for task {attempt.task_id}: name the OSWorld checkout it is of",
+            reason=f"no instruction is known for task {attempt.task_id}: give its OSWorld checkout with --osworld-path",
         )
     if attempt.problems:
         raise BadRecord(kind="malformed", reason=f"the attempt is incomplete: {attempt.problems[0]}")

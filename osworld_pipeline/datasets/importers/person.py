@@ -37,7 +37,7 @@ def check_person_import(state: StateDir, options: ImportOptions) -> None:
     if found.get("licence") != options.licence:
         raise DatasetError(
             f"the demonstrations in import {options.name} have the licence {found.get('licence')!r}, not "
-            f"{options.licence!r}: give that one, or another name"
+            f"{options.licence!r}: give the licence of the import, or choose another name"
         )
 
 

@@ -76,7 +76,7 @@ def _identifier(name: str) -> str:
 
 def _evaluation_key(settings: Mapping[str, Any], checkpoint_id: str, tasks: Iterable[str]) -> str:
     """Equal for comparable evaluations: the key of an evaluation of ours, else a digest of the settings that affect a
-    score. An attempt without recorded settings is comparable with no other."""
+    score. Attempts without recorded settings are comparable only with those of the same checkpoint."""
     own = _own_key(settings)
     if own:
         return own

@@ -146,7 +146,7 @@ def _rows(folder: Path) -> tuple[list[Mapping[str, Any]], list[str]]:
     problems: list[str] = []
     for line in read_lines(path):
         if line.record is None:
-            problems.append(f"line {line.number} of {TRAJECTORY} is {line.reason}")
+            problems.append(f"line {line.number} of {TRAJECTORY}: {line.reason}")
         else:
             rows.append(line.record)
     return rows, problems

@@ -53,7 +53,8 @@ def build_union_tables(
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> UnionSummary:
     """Writes the tables union_tasks, replay_buffer, train_tasks, rejects and raw_counts, and their statistics as one
-    atomic build; images go to the blob store. `num_workers`: additional processes; None: one per core.
+    atomic build; images go to the blob store. `num_workers`: additional processes; None: one per core, at most
+    `replay.MAX_WORKERS`.
 
     Raises:
         DatasetError: a worker died, or the lock file of the sources is damaged.

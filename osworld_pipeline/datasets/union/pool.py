@@ -17,7 +17,7 @@ from osworld_pipeline.datasets.union.forms import ROWS_FOLLOW, Origin, Setup
 from osworld_pipeline.errors import DatasetError, PipelineError
 
 WORK_TIMEOUT_S = 600.0
-"""Limit of one block; a worker that takes longer hangs."""
+"""Time limit of one block; a worker that takes longer is assumed to hang."""
 STOP_TIMEOUT_S = 5.0
 LARGE_BLOCK_BYTES = 24 * 2**20
 """A block above this size is read alone, to limit memory."""

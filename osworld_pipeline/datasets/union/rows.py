@@ -1,5 +1,5 @@
 """Rows of the replay table, made in the worker: messages in one form, images in the blob store, columns as an Arrow
-stream. Separate from union_forms, because the artefact needs no Arrow."""
+stream. Separate from forms.py, because the artefact needs no Arrow."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

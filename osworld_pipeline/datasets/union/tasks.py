@@ -22,13 +22,13 @@ _WINDOWS_PATHS = ("C:\\\\", "C:/", "\\\\Users\\\\")
 
 @dataclass(kw_only=True)
 class TaskConfigs:
-    """Configs by base id. Of several distill configs the first wins, of several files of the tree the last; the others
-    are `twins`, separate tasks if their domain differs."""
+    """Configs by base id. Of several distill configs the first is used, of several files of the tree the last. If
+    several domains have an id, `twins` has a separate task for each domain."""
 
     distill: dict[str, RawTask] = field(default_factory=dict)
     tree: dict[str, RawTask] = field(default_factory=dict)
     twins: dict[str, dict[str, RawTask]] = field(default_factory=dict)
-    """All files of the tree with an id that several folders have, by base id, then by folder."""
+    """For ids that several domains of the tree have: the last file of each domain, by base id, then by domain."""
     bare: dict[str, RawTask] = field(default_factory=dict)
     """The first row of an id with an instruction or a domain but no config."""
     imported: dict[str, RawTask] = field(default_factory=dict)

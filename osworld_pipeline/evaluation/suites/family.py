@@ -140,7 +140,7 @@ class Family:
         """Arguments of the instances 0..n-1, mutually distinct; a longer list begins with a shorter one.
 
         Raises:
-            ValueError: the family has not that many instances.
+            ValueError: the family does not have that many instances.
         """
         rng = random.Random(f"desktop-basics/{self.name}/{seed}")
         seen: dict[Arguments, None] = {}

@@ -74,8 +74,7 @@ class MultiTurnDataloader:
 
         Raises:
             ValueError: a batch has more rows than environments, each of which runs one step at a time, or the tokenizer
-            has
-                no padding token.
+                has no padding token.
         """
         if not 1 <= batch_size <= len(env_configs):
             raise ValueError(
@@ -139,12 +138,12 @@ class MultiTurnDataloader:
         """Sends each row's response to its environment and returns immediately.
 
         Keys: `responses` (B, R), `attention_mask` (B, P + R) that selects the valid ones, `worker_id`, `meta_info`, and
-        `rollout_log_probs` (B, R) if the policy reports them. Other keys are ignored.
+        `rollout_log_probs` (B, R) if the policy reports them. Other keys are ignored. An answer to an episode that was
+        lost in the meantime is dropped.
 
         Raises:
             ValueError: an environment whose prompt was not taken, a repeated environment, or an empty response; in
-            these
-                cases no response is sent. An answer to an episode that was lost in the meantime is dropped.
+                these cases no response is sent.
         """
         answers = [self._answer_of(batch_return, row) for row in range(len(batch_return["worker_id"]))]
         if len({slot.worker_id for slot, _ in answers if slot is not None}) < sum(bool(slot) for slot, _ in answers):

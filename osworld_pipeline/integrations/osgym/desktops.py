@@ -90,7 +90,8 @@ class WaitingDesktop:
         return self._desktop
 
     def _run(self, call: Coroutine[Any, Any, Result]) -> Result:
-        """Every call of the client has its own time limits. A call that is interrupted here is cancelled there."""
+        """Runs a call of the client in the event loop's thread. It needs no timeout here, because every call has
+        its own time limits. If the wait is interrupted, the call is cancelled."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="env-client", daemon=True)

@@ -178,8 +178,8 @@ def _items_of(episode: Episode, store: TrajectoryStore) -> Iterator[Item]:
 
 
 def _turns_of(sequence: TokenSequence) -> Iterator[tuple[int, int, TokenSequence, tuple[int, ...]]]:
-    """(first, end) of each run of sampled tokens, and the steps whose screenshots come before it: in a sequence with
-    several turns each of them shows one more screenshot."""
+    """For each run of sampled tokens: its first index, its end, the sequence, and the steps whose screenshots come
+    before the run. In a sequence with several turns, each turn shows one more screenshot."""
     mask = (*sequence.response_mask, 0)
     starts = [at for at, value in enumerate(mask) if value and not (at and mask[at - 1])]
     for index, start in enumerate(starts):

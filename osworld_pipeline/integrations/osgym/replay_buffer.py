@@ -1,7 +1,7 @@
 """OSGym's ReplayBuffer: a ring buffer of steps with discounted returns, for sampling.
 
 It is not `rollout.replay.ReplayBuffer`, which adds a recorded success to a group of failures. The name is from OSGym's
-documentation; it holds the steps of complete episodes, successful or not.
+documentation. This buffer holds the steps of complete episodes, successful or not.
 """
 
 import math

@@ -175,7 +175,7 @@ def _wait_s(num_tries: int, retry_after_s: float | None) -> float:
 
 
 def _retry_after_s(response: httpx.Response) -> float | None:
-    """Seconds, or a date; None if the header is neither."""
+    """Seconds to wait by the Retry-After header, which is a number of seconds or a date; None if it is neither."""
     value = response.headers.get("Retry-After", "")
     try:
         seconds = float(value)

@@ -21,7 +21,7 @@ from osworld_pipeline.recipes.schema import EngineSection
 from osworld_pipeline.rollout.engines.http_calls import JsonClient, TransientError, shown, within_budget
 
 MAX_STOPS = 4
-"""Maximum that an endpoint accepts; further stop strings are applied here."""
+"""Maximum number of stop strings that an endpoint accepts; further ones are applied here."""
 OPENINGS = (("</", "<"), ("_end|>", "_start|>"))
 """Maps a closing tag to its opening tag."""
 MEDIA_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"RIFF": "image/webp", b"GIF8": "image/gif"}
@@ -112,7 +112,7 @@ def chat_body(request: GenerateRequest, model: str, *, limit_key: str) -> bytes:
         limit_key: sampling.max_new_tokens,
         "seed": sampling.seed % 2**31,
     }
-    # An endpoint omits the stop string, so it is sent only those that can be inferred from the rest.
+    # An endpoint omits the stop string from its answer: send only stop strings that the rest of the answer implies.
     stops = [stop for stop in sampling.stop if _opening(stop) is not None]
     if stops:
         body["stop"] = stops[:MAX_STOPS]

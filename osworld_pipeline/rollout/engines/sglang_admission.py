@@ -24,7 +24,7 @@ from osworld_pipeline.rollout.engines.sglang_weights import Adapter, Label, Weig
 
 MAX_RELOADS = 5
 RELOAD_WINDOW_S = 600.0
-"""The window in which a server is given lost weights at most MAX_RELOADS times."""
+"""Within this time, lost weights are loaded into a server again at most MAX_RELOADS times."""
 NUM_ADAPTERS_KEPT = 2
 """Adapters on a server: running requests may still sample from the previous one."""
 LAG_POLL_S = 0.5
@@ -173,15 +173,16 @@ class Admission:
         return loaded
 
     async def _check_vision_cache(self, server: SglangServer, label: Label, info: dict[str, Any], path: Path) -> None:
-        """Raises EngineError if the cache is on; the server then has its weights back."""
+        """Raises EngineError if the cache is on. The server's earlier weights are then loaded again, unless they were
+        sent to it."""
         problem = await vision_cache_problem(
             server, self.renderer, self.banned_ids, path, load=self.load, timeout_s=self.request_timeout_s
         )
         if problem is None:
             await sglang_locks.leave_mark(server, sglang_locks.VISION_CHECKED)
             return
-        # If they cannot be loaded, the label of the check remains, which no engine accepts. Weights that were sent are
-        # not those of its folder.
+        # If the earlier weights cannot be loaded again, the label of the check remains, which no engine accepts.
+        # Weights that were sent to the server are not those of its folder.
         if label.owner and not isinstance(self.load, FromFolder):
             raise EngineError(problem)
         with suppress(EngineError):

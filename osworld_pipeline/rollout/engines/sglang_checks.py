@@ -1,4 +1,4 @@
-"""Checks two settings that no endpoint of sglang reports and that make training wrong silently, by their effect.
+"""Checks, by their effect, two settings that no endpoint of sglang reports and that silently make training wrong.
 
 SGLANG_RETURN_ORIGINAL_LOGPROB=1: log-probabilities are those before temperature, not those that were sampled from.
 SGLANG_VLM_CACHE_SIZE_MB above 0 (the default): after a change of the vision tower, cached image features are stale.
@@ -54,7 +54,7 @@ async def check_logprob_scale(
     """
     score = functools.partial(_score, server, renderer, banned_ids, (), timeout_s=timeout_s)
     warm, hot = await score(temperature=WARM), await score(temperature=HOT)
-    # 1 before temperature, HOT / WARM after it.
+    # The ratio of the spreads is 1 for log-probabilities before temperature, and HOT / WARM for those after it.
     if _spread(warm) > LEAST_SPREAD and _spread(warm) / max(_spread(hot), 1e-9) < math.sqrt(HOT / WARM):
         raise EngineError(
             f"the sglang server at {shown(server.url)} returns log-probabilities before temperature, not those of its "
@@ -101,8 +101,8 @@ async def vision_cache_problem(
         return None
     return (
         f"the sglang server at {shown(server.url)} caches image features across weight updates, and {path} "
-        f"has another vision tower than the weights before: start it with SGLANG_VLM_CACHE_SIZE_MB=0, or on the "
-        "checkpoint whose frozen tower all others share"
+        "has another vision tower than the weights before: start it with SGLANG_VLM_CACHE_SIZE_MB=0, or, if the vision "
+        "tower is frozen, on a checkpoint with the same tower"
     )
 
 

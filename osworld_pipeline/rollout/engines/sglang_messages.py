@@ -99,7 +99,7 @@ def read_answer(
     reason = (meta.get("finish_reason") or {}).get("type")
     if reason not in ("stop", "length"):
         message = (meta.get("finish_reason") or {}).get("message") or "no reason given"
-        # Also while the weights of a server change (engine.running_responses), which is no fault of it.
+        # A server also aborts requests while its weights change (engine.running_responses), which is not a failure.
         is_busy = reason == "abort"
         raise TransientError(f"the server ended the request early ({reason}: {str(message)[:200]})", is_busy=is_busy)
     logprobs = _logprobs(meta, token_ids)

@@ -93,7 +93,7 @@ class Newcomers:
         await sglang_locks.leave_mark(server, self._passed, limit_s=PASSED_LIMIT_S)
 
     def is_waiting(self, server: SglangServer) -> bool:
-        """Whether it is being compared, or was refused a short time ago."""
+        """Whether the server is being compared, or was refused or could not be compared a short time ago."""
         return server in self._joining or server.standing.held_back_until > time.monotonic()
 
     async def admit(self, server: SglangServer, *, has_others: bool, timeout_s: float) -> None:
@@ -159,7 +159,7 @@ class Newcomers:
                         f"the sglang server at {shown(server.url)} was refused by another engine of this run"
                     )
                 if reference is None:
-                    raise TransientError("there is no server that has passed the parity probe to compare it with")
+                    raise TransientError("no server that has passed the parity probe is available for the comparison")
                 await self._compare_marked(server, reference)
         except TimeoutError as error:
             raise TransientError(f"the comparison did not end within {limit_s:g} s") from error

@@ -46,8 +46,8 @@ class Standing:
 
 
 class Gate:
-    """Lets this program's requests to a server through, except while weights are loaded that no response may mix with
-    others."""
+    """Lets this program's requests to a server through. It is closed while weights are loaded if no response may mix
+    old and new weights."""
 
     def __init__(self) -> None:
         self._opened, self._quiet = asyncio.Event(), asyncio.Event()

@@ -62,14 +62,14 @@ class Upload:
             limit_s = CONTROL_TIMEOUT_S + size / LEAST_RATE
             answer = await self._client.put(url, sent.chunks(), timeout_s=limit_s)
             if answer.get("crc32") != sent.checksum:
-                raise TransientError(f"{shown(receiver)} received another {path.name} than was sent")
+                raise TransientError(f"{shown(receiver)} received {path.name} with another checksum than was sent")
         body = orjson.dumps({"name": name, "files": sizes})
         return await self._client.post(f"{receiver}/v1/uploads/{upload}", body, timeout_s=CONTROL_TIMEOUT_S)
 
     def _receiver_of(self, server: SglangServer) -> str:
         parts = urlsplit(server.url)
         if not parts.hostname:
-            raise EngineError(f"{shown(server.url)} names no host")
+            raise EngineError(f"the URL {shown(server.url)} of an sglang server has no host: check engine.urls")
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
         return f"{parts.scheme}://{host}:{self._port}"
 

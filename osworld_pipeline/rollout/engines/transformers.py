@@ -51,8 +51,8 @@ class TransformersEngine:
         """Use it from one event loop. `model` may be the trainer's own object as long as the trainer awaits its
         rollouts before an update and calls `mark_updated` after it; or a copy, updated by `load_state`.
 
-        `num_threads`: torch threads in the engine's thread. Desktops share the machine, and threads that spin for a
-        busy core make a token a hundred times slower; a small model gains nothing from a second thread.
+        `num_threads`: torch threads in the engine's thread. Desktops share the machine, and threads that busy-wait for
+        an occupied core make sampling a hundred times slower; a small model gains nothing from a second thread.
         `kv_cache_bytes`: limit of everything kept between turns, with LRU eviction; None for 1 GiB on a CPU and a
         quarter of an accelerator's free memory. `base_folder`: where the model's whole weights were read; adapters of
         other bases are refused.
@@ -270,8 +270,8 @@ def _settle(future: "Future[Any]", result: Any) -> None:
 
 
 def _set_own_threads(num_threads: int) -> None:
-    """Sets it in this thread only. Torch also records the number for future threads, so another thread restores it: a
-    trainer's thread must not inherit the engine's."""
+    """Sets the number of torch threads in this thread only. Torch also records it for future threads, so another thread
+    restores the previous number: a trainer's thread must not inherit the engine's."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     restoring = threading.Thread(target=torch.set_num_threads, args=(before,))

@@ -51,8 +51,9 @@ def keep_top_p(probs_V: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 class StopCheck:
-    """Detects whether the newest token completes a stop string. It was not complete before, so it must end within that
-    token: the token's text is looked up first, and the tail is decoded only if that is possible."""
+    """Detects whether the newest token completes a stop string. No stop string was complete before, so one must end
+    within that token: the token's text is looked up first, and the tail is decoded only if a stop string can end there.
+    """
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer

@@ -108,7 +108,7 @@ class Sampler:
 
     def forget_weights(self, *, policy_version: int) -> None:
         """The weights have changed: no cached result of the old ones is used again. Running responses continue with the
-        new weights, which read their prompts again."""
+        new weights, after their prompts have been processed again."""
         self.policy_version = policy_version
         self._release()
         self._waiting.extendleft(reversed(self._running))

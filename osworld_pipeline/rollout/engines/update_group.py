@@ -43,7 +43,8 @@ class Bucket:
 
 
 class Packer:
-    """Packs tensors in buckets; each is emitted once the next tensor does not fit, the last by `finish`."""
+    """Packs tensors into buckets. A bucket is emitted when the next tensor does not fit or has another dtype; `finish`
+    emits the last one."""
 
     def __init__(self, emit: Callable[[Bucket, bool], None], *, max_bytes: int = BUCKET_BYTES) -> None:
         """`emit`: receives each bucket, and whether it is the last."""
@@ -160,7 +161,7 @@ class UpdateGroup:
 
 
 def backend_for(device: torch.device) -> str:
-    """NCCL between GPUs. gloo otherwise: it also fills the memory of a server's GPU, through the host."""
+    """NCCL between GPUs, otherwise gloo, which also works for a server on a GPU, by a copy through host memory."""
     return "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
 
 

@@ -32,7 +32,8 @@ from osworld_pipeline.training.weights.stage_lock import stage_lock
 REPORT_EVERY = 10
 """Updates of pretraining between progress reports."""
 NUMBERS_UP_TO = 2048
-"""Coordinates in the tokenizer's corpus; digits are single tokens, so these only teach the punctuation around them."""
+"""Limit of the coordinates in the tokenizer's corpus. Digits are single tokens, so the tokenizer learns only the
+punctuation around numbers from these texts."""
 
 
 def main(job: StageJob, report: Report) -> dict[str, Any]:

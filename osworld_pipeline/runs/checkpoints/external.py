@@ -29,7 +29,7 @@ HUB = "hub:"
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 MODEL_TYPE = "qwen3_vl"
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", MODEL_CARD)
-"""Files of a repository that may hold its weights in other formats, too."""
+"""Files that are downloaded from a repository, which may hold the weights in other formats, too."""
 
 FetchModel = Callable[[str, str | None], Path]
 """Returns the folder of a hub model at a revision (None: its main branch), named after the commit."""
@@ -170,7 +170,7 @@ def _require_processor(folder: Path) -> None:
         load_processor(folder)
     except StrictDataclassError as error:
         raise StoreError(
-            f"{folder / CONFIG} has a value that no {MODEL_TYPE} has: {str(error).splitlines()[-1]}"
+            f"{folder / CONFIG} has a value that is not valid for {MODEL_TYPE}: {str(error).splitlines()[-1]}"
         ) from error
 
 

@@ -33,7 +33,8 @@ def choose_champion(state: StateDir, recipe: Recipe, *, current: str | None) -> 
     challengers = {name: evals for name, evals in challengers.items() if evals[0].desktops == desktops}
     if not challengers:
         reason = (
-            f"{current} stays: no other was evaluated with its desktop image and grader ({desktops}); evaluate it again"
+            f"{current} stays: no other checkpoint was evaluated with its desktop image and grader ({desktops}); "
+            f"evaluate {current} again"
         )
         return Choice(checkpoint_id=current, is_new=False, reason=reason)
     rates = {name: summarise(evals).success_rate for name, evals in challengers.items()}

@@ -133,8 +133,8 @@ async def run_and_store(
     num_slots: int,
 ) -> tuple[Episode, ...]:
     """Runs the episodes, at most `num_slots` at a time; each is stored as a part of its own before `on_episode`. A
-    desktop does not wait for the store. Returned without steps and tokens, which would be gigabytes of 100,000
-    episodes."""
+    desktop does not wait for the store. The returned episodes have no steps and tokens, because those of 100,000
+    episodes would take gigabytes."""
     run_in_turn, writer = in_turn(run_one, num_slots), EpisodeWriter(store)
 
     async def run(task: Task, plan: EpisodePlan) -> Episode:

@@ -23,5 +23,5 @@ def worse_than_their_parents(state: StateDir) -> Violations:
         and (comparison := row.versus_parent.changes.comparison) is not None
         and comparison.is_worse
     ]
-    columns = ("checkpoint", "parent", "success of the parent", "success", "at best so much higher")
+    columns = ("checkpoint", "parent", "success of the parent", "success", "upper limit of the difference")
     return Violations(columns=columns, rows=tuple(found[:MAX_FOUND]), num_found=len(found))

@@ -57,7 +57,7 @@ def reported_checkpoints(
         advised = pipeline_line(state, "backfill", "--checkpoints", ",".join(ids), *recipe_options)
         raise TableError(
             f"none of these checkpoints of {state.root} was evaluated on the held-out tasks of recipe {recipe.name} "
-            f"with these settings: run {advised}, or name the recipe that it was run with"
+            f"with these settings: run {advised}, or name the recipe that they were evaluated with"
         )
     return found
 

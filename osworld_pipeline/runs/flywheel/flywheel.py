@@ -63,7 +63,7 @@ def main(job: FlywheelJob, report: Report) -> dict[str, Any]:
 
 
 def _examples(job: FlywheelJob, trainer: "SftTrainer", report: Report) -> Examples | None:
-    """The round's own successes, and the demonstrations; None if the round is the flywheel's last."""
+    """The round's own successes, and the demonstrations; None if the round stops the flywheel."""
     state, recipe = job.state, job.recipe
     groups = asyncio.run(_roll_out(job, trainer, report))
     measured = measure(groups, recipe.flywheel.threshold)

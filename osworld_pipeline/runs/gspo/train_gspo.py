@@ -2,7 +2,7 @@
 
 A killed phase resumes from its last checkpoint. A synchronous phase repeats the later updates exactly, with the same
 ids; an asynchronous one marks its later records as superseded and rolls out again. A phase that has used up its budget
-leaves a checkpoint to resume from, and a milestone that takes its place until then.
+leaves a checkpoint to resume from, and a milestone that is its result until the phase is resumed.
 """
 
 import asyncio
@@ -209,8 +209,9 @@ class _Phase:
         return _UpdateEnd(budget=budget, stopped=stopped)
 
     async def _train(self, trajectories: Sequence[Trajectory], update: int) -> dict[str, float]:
-        """Trains on these and, if none of their tokens was sampled with the trainer's weights, on a canary to compare.
-        While the weights are on their way to the engine, the update is scored; then its canary is sampled."""
+        """Trains on these and, if none of their tokens was sampled with the trainer's weights, on a canary, so that
+        trainer and sampler are compared. If the weights are still being sent to the engine, the batch is scored
+        meanwhile, and the canary is sampled when they have arrived."""
         if self.transfer.is_running:
             late = self._canaries(trajectories, update)
             with self.rollouts.utilisation.trainer.busy():

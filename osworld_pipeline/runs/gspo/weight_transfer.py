@@ -1,5 +1,5 @@
-"""Gives the engine the trainer's weights after each update. In an asynchronous phase this goes on while the next update
-is collected and scored; its first optimiser step waits for the end."""
+"""Gives the engine the trainer's weights after each update. In an asynchronous phase the transfer continues while the
+next update is collected and scored; the first optimiser step of that update waits until the transfer has ended."""
 
 import asyncio
 import time

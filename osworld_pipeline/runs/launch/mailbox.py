@@ -59,8 +59,8 @@ class Mailbox:
         return job
 
     def beat(self) -> None:
-        """Sends a heartbeat of the launcher. It is a counter, not a time, because clocks of machines differ. Raises
-        StoreError."""
+        """Sends a heartbeat of the launcher. The reader only checks whether the value has changed, because clocks of
+        machines differ. Raises StoreError."""
         with _writing(self.folder):
             (self.folder / "alive").write_text(str(time.monotonic_ns()))
 

@@ -1,7 +1,7 @@
 """A single-machine Ray, as a process that ends all of Ray when it ends or its launcher dies.
 
-Ray's own processes die with `ray start`, and that with this one. The processes that they started (workers, jobs, their
-monitors) become its children then and are killed.
+Ray's own processes end with `ray start`, and `ray start` ends with this process. The processes that they started
+(workers, jobs, their monitors) then become children of this process, which kills them.
 """
 
 import ctypes

@@ -111,7 +111,9 @@ class RayJobs:
                 "and that this machine can reach its dashboard's port"
             ) from error
         if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise EnvServerError(f"the Ray cluster at {self.url} refuses the launcher's token: set `token` to its own")
+            raise EnvServerError(
+                f"the Ray cluster at {self.url} refuses the launcher's token: set `token` to the cluster's token"
+            )
         if response.is_error and not (may_be_missing and response.status_code == httpx.codes.NOT_FOUND):
             said = response.text.strip().splitlines()
             raise EnvServerError(

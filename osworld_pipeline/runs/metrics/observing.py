@@ -16,8 +16,8 @@ PLAYBACK = "playback"
 
 
 def observed_episodes(run_one: RunEpisode, meter: BusyMeter) -> RunEpisode:
-    """The same function; the meter runs while it does, and its episodes are counted. They are counted in the program,
-    also those of actors."""
+    """The same function; the meter runs while an episode runs, and episodes are counted. The program also counts the
+    episodes that actors run."""
     run = metered(run_one, meter)
     metrics = Current.metrics
     if metrics is None:

@@ -78,7 +78,7 @@ class ProgramMetrics:
             self._model_s.observe(step.model_s)
             self._step_s.observe(step.step_s)
         for part, histogram in self._parts_s.items():
-            if seconds := episode.times_s.get(part):  # 0 if it did not come to that
+            if seconds := episode.times_s.get(part):  # 0 if the episode did not reach this part
                 histogram.observe(seconds)
 
     def on_end(self, outcome: Outcome, purpose: str, *, num_steps: int) -> None:

@@ -86,7 +86,8 @@ def observed_actor(endpoint: Endpoint | None, node_address: Callable[[], str]) -
 
 
 def endpoint_of_actors() -> Endpoint | None:
-    """Each serves at a free port of its node; None if this program serves no metrics."""
+    """Each rollout actor serves at a free port of its node, from the configured range of ports if there is one; None if
+    this program serves no metrics."""
     endpoint = Current.endpoint
     if endpoint is None:
         return None

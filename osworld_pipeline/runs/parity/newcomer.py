@@ -42,7 +42,7 @@ def newcomer_check(recipe: Recipe, renderer: Renderer, *, load: LoadCheckpoint) 
             except TransientError:
                 raise
             except EngineError as error:  # not the newcomer's fault
-                raise TransientError(f"{reference.name} cannot be compared with: {error}") from error
+                raise TransientError(f"the comparison with {reference.name} failed: {error}") from error
             against = f"{reference.name}, which has passed"
         if verdict.finding is not None:
             raise EngineError(refusal(newcomer.name, verdict, against=against))
@@ -68,7 +68,7 @@ def _judge_by_folder(
     try:
         return judge_all({"it": samples}, lambda device: load(folder), renderer)["it"]
     except (PipelineError, OSError, ImportError, MemoryError, RuntimeError) as error:
-        message = f"the checkpoint at {folder} cannot be compared with: {error or type(error).__name__}"
+        message = f"the comparison with the checkpoint at {folder} failed: {error or type(error).__name__}"
         raise TransientError(message) from error
 
 

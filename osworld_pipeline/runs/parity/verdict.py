@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 EXPLAINED = 0.25
 """A defect explains a difference if at most this share of it remains."""
 IMAGE_FACTOR = 3.0
-"""Defects are searched if samples with images differ more than this many times as much as text samples."""
+"""Known defects are tried if a sample with images differs by more than this many times as much as text samples."""
 SCALES = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.25, 1.5, 2.0, 4.0)
 """Factors of a wrong temperature that are tried."""
-CONTRACT = "check that the server reports log-probabilities after temperature and gives banned ids none"
+CONTRACT = "check that the server reports log-probabilities after temperature and gives banned ids no probability"
 WEIGHTS = "load this checkpoint into the server, in the precision of model.dtype"
 FEATURES = (
     "start it with SGLANG_VLM_CACHE_SIZE_MB=0 (a vision cache keeps the features of older weights), and check that it "

@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
 STABLE_S = 60.0
-"""One that ran this long has started well: the next pause is the first one again."""
+"""After a run of at least this time, failures are counted from zero again, so the next pause is FIRST_PAUSE_S."""
 HOPELESS_TRIES = 3
-"""If none has ever run and each has failed so often, none will."""
+"""If none has ever run and each has failed this many times, `wait_ready` stops waiting."""
 
 
 class Kept(Protocol):
@@ -53,8 +53,8 @@ class Keeper(Generic[One]):
     def __init__(
         self, count: int, start: Callable[[int], Awaitable[One]], *, kind: str, error: type[PipelineError]
     ) -> None:
-        """`start`: starts the one of a number; waits, without a limit, until a machine has room for it. Raises
-        PipelineError: it did not start. `kind`: for messages. `error`: of `wait_ready`."""
+        """`start`: starts the server or actor with a number; waits, without a limit, until a machine has room for it.
+        Raises PipelineError: it did not start. `kind`: for messages. `error`: class that `wait_ready` raises."""
         self._slots = [_Slot[One](number) for number in range(count)]
         self._start = start
         self._kind = kind
@@ -87,8 +87,8 @@ class Keeper(Generic[One]):
 
         Raises:
             PipelineError: none started in time, or none has ever run and each has failed several times; quotes the
-                last failure. Then a failure that is not of the keeper's kind of error is raised unchanged.
-            Exception: what ended the keeper, a defect.
+                last failure. In the second case a failure of another class than the keeper's is raised unchanged.
+            Exception: a defect of this program ended the keeper.
         """
         await self._wait(lambda: bool(self.running) or self._is_hopeless(), timeout_s)
         if not self.running:

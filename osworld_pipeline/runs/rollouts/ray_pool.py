@@ -162,8 +162,8 @@ class ActorPool:
         return await _gather([call(actor) for actor in await self._running()])
 
     async def update(self, open_session: OpenSession, method: str, *arguments: Any, limit_s: float) -> None:
-        """Does the same as call_each, for a method that makes a session like one of `open_session`, with which actors
-        start from now on. An actor that is just starting is updated before its first call."""
+        """Does the same as call_each, for a method that gives a session the state of one that `open_session` opens.
+        Actors that start from now on use `open_session`; one that is just starting is updated before its first call."""
         self._open_session, self._update = open_session, (method, arguments, limit_s)
         await self.call_each(method, *arguments, limit_s=limit_s)
 

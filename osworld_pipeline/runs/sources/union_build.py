@@ -1,5 +1,5 @@
-"""Decides when to build the union tables: a note next to them records their inputs and code version. Unchanged input is
-not built again; removed or replaced tables are."""
+"""Decides when to build the union tables: a note next to them records their inputs and code version. They are built
+again if the inputs or the code have changed, or if a table was removed or replaced."""
 
 import json
 from collections.abc import Callable, Mapping

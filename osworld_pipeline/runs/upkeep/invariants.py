@@ -45,7 +45,7 @@ class Violations:
 MAX_KL = 5.0
 """Nats per token between a policy and its reference; above this the policy has lost almost all of the reference."""
 MAX_SAMPLER_DIFF = 0.05
-"""Mean difference of log-probabilities between trainer and sampler; bfloat16 explains a fifth of it."""
+"""Limit of the mean difference of log-probabilities between trainer and sampler; bfloat16 causes a fifth of it."""
 UNSOUND_TRAINING = f"""
 SELECT checkpoint_id, figure.key AS figure, figure.value AS value
 FROM (SELECT checkpoint_id, unnest(map_entries(metrics)) AS figure FROM checkpoints)
@@ -81,7 +81,7 @@ WHERE g.group_id IS NULL OR (r.row_id IS NULL AND i.source_path IS NULL)
 ORDER BY 1
 """
 
-# A fault may end an episode in any turn, but the steps that its row counts must exist, and no others.
+# A fault may end an episode in any turn, but exactly as many steps as its row counts must be stored.
 EPISODES_WITHOUT_THEIR_STEPS = """
 SELECT coalesce(e.episode_id, s.episode_id) AS episode_id, coalesce(e.num_steps, 0) AS expected,
        coalesce(s.found, 0) AS found
@@ -124,7 +124,7 @@ def missing_images(state: StateDir) -> Violations:
 
 
 def false_demonstrations(state: StateDir) -> Violations:
-    """The demonstrations that failed on replay, if they are more than a tenth of all."""
+    """The demonstrations whose playback failed, if they are more than a tenth of those with a verdict."""
     summary = read_summary(state)
     if summary is None or len(summary.failed) <= MAX_FAILED_SHARE * (summary.num_verified + summary.num_failed):
         return _violations((), [])

@@ -110,7 +110,7 @@ async def play_back(
 
 
 class _Attempt:
-    """Mutable while it runs; its progress is read after any kind of end."""
+    """One playback in progress. Its fields can be read during the playback and after any error."""
 
     def __init__(self, playback: Playback, desktop: Desktop, pause_s: float) -> None:
         self.num_steps = 0

@@ -27,7 +27,7 @@ from osworld_pipeline.tables.builds import one_build
 from osworld_pipeline.tables.owned import read_table, table_path
 
 DEFAULT_DIALECT = "slime"
-"""Dialect of rows written before the table had this column."""
+"""Dialect of rows from before the table had the column `dialect`."""
 ROWS_PER_BATCH = 64
 _NUMBER = re.compile(r"\d+$")
 _COLUMNS = (
@@ -37,7 +37,7 @@ _COLUMNS = (
 
 NO_TASK = "its task is not a training task: it has no config that can be run"
 NOT_CLAIMED = "it does not claim to be a success"
-INCOMPLETE = "a chunk of a demonstration whose other chunks are not all there"
+INCOMPLETE = "a chunk of a demonstration with missing or repeated chunks"
 ENDS_OPEN = "a chunk of a demonstration whose last chunk does not end the episode"
 
 

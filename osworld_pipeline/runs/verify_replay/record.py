@@ -49,7 +49,7 @@ class VerificationRecord:
         return sum(len(tries) for tries in self._by_row.values())
 
     def next_index(self, playback: Playback) -> int:
-        """The number of the next try: each number is used once per row, with any outcome."""
+        """The index of the next try, from 0. A row never uses an index twice, also after a fault."""
         return max(len(self._by_row.get(row_id, ())) for row_id in playback.row_ids)
 
     def tries(self, playback: Playback) -> list[ReplayVerification]:

@@ -48,7 +48,8 @@ async def _verify(job: VerificationJob, journal: VerificationJournal, report: Re
 
 
 class Verifier:
-    """Plays unsettled demonstrations, one per replica in parallel; each try is in the store before the next begins."""
+    """Plays unsettled demonstrations, one per replica in parallel. Each result is on disk, in the journal, before the
+    same replica plays again."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Verifier:
         longer pauses, so that a busy machine does not look like a bad demonstration."""
         task, recipe = self._plan.tasks[playback.task_id], self._recipe
         num_graded = 0
-        # Bounded by both limits: a desktop may differ from the description that its server gave.
+        # The loop is limited: if a desktop's image or grader is not in `grounds`, its scores never give a verdict.
         for _ in range(recipe.replay.num_verification_attempts + recipe.gspo.max_env_attempts - 1):
             played = await self._play(playback, task, recipe.desktop.pause_s * (1 + num_graded))
             rows = verifications_of(playback, task, played, index=self._record.next_index(playback))

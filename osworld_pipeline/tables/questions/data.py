@@ -83,7 +83,7 @@ QUESTIONS = (
         name="verified-coverage",
         question="How many training tasks have a demonstration that succeeded when it was executed again?",
         sql=_VERIFIED_COVERAGE,
-        reading="By domain. A trial that ended in a fault counts as executed and has no reward.",
+        reading="By domain. A playback that ended in a fault counts as executed and has no reward.",
     ),
     Question(
         name="shared-screenshots",

@@ -145,8 +145,9 @@ QUESTIONS = (
         name="running-stages",
         question="Which stages are running now, and what is their progress?",
         sql=_RUNNING_STAGES,
-        reading="`silent`: no end is recorded, and no activity for 15 minutes and three of the slowest updates: "
-        "it was killed, or hangs. Running it again continues from its last checkpoint.",
+        reading="`silent`: no end is recorded, and no activity for 15 minutes or three times the duration of the "
+        "slowest update, whichever is longer: it was killed, or hangs. Running it again continues from its last "
+        "checkpoint.",
     ),
     Question(
         name="stages",

@@ -14,8 +14,8 @@ _NO_END = 2**31 - 1
 
 
 def before(stage_key: str, num_updates: int, lineage: Sequence[Ancestor]) -> dict[str, Any]:
-    """The parameters of both. `num_updates`: completed updates of the stage. A stage in its own lineage, such as one
-    that continues from its milestone, counts once, in its present state."""
+    """The parameters of BEFORE and NEWEST_FIRST. `num_updates`: completed updates of the stage. A stage in its own
+    lineage, such as one that continues from its milestone, counts once, in its present state."""
     ends = {stage_key: num_updates}
     for stage, num_made in lineage:
         ends.setdefault(stage, _NO_END if num_made is None else num_made)

@@ -36,9 +36,9 @@ class ReplayCoverage:
 
     num_tasks: int
     missing: tuple[str, ...]
-    """Tasks without any demonstration whose stored reward reaches the threshold."""
+    """Tasks for which no demonstration has a stored reward of at least the threshold."""
     unverified: tuple[str, ...]
-    """Tasks without one that also reached the threshold when it was executed again; includes all of `missing`."""
+    """Tasks for which no such demonstration also reached the threshold in a playback; includes all of `missing`."""
 
     @property
     def share(self) -> float:

@@ -32,7 +32,9 @@ def shard_model(model: Any, process_group: ProcessGroup, *, forward_method: str,
     """
     if process_group.is_alone:
         if cpu_offload:
-            raise TrainingError("trainer.cpu_offload shards the weights: set trainer.num_processes to 2 or more")
+            raise TrainingError(
+                "trainer.cpu_offload needs weights that are sharded over ranks: set trainer.num_processes to 2 or more"
+            )
         return
     is_cuda = process_group.device.type == "cuda"
     options: dict[str, Any] = {

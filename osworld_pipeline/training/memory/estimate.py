@@ -67,8 +67,8 @@ class Estimate:
 
 
 def estimate(recipe: Recipe, shape: ModelShape, stage: Stage, *, may_sample: bool = True) -> Estimate:
-    """The need of a rank in a stage of the recipe; `may_sample`: for the rank with the largest need, which has an
-    engine of this program if there is one."""
+    """The need of a rank in a stage of the recipe. `may_sample`: whether the rank may hold the program's own engine,
+    as rank 0 may; True gives the largest need."""
     sizes = _Sizes(recipe=recipe, shape=shape, stage=stage, may_sample=may_sample)
     items = [*_state_items(sizes), *_activation_items(sizes), *_engine_items(sizes), *_host_items(sizes)]
     on_gpu = sum(item.gpu_bytes for item in items)
@@ -197,7 +197,7 @@ def _state_items(sizes: _Sizes) -> Iterable[Item]:
     yield state("gradients", f"{trained / 1e9:.3f} billion x {gradient_bytes} bytes", trained * gradient_bytes)
     if has_masters:
         yield state("master weights", "float32 copy of what is trained", trained * FLOAT)
-        yield state("master gradients", "float32, gathered over the passes of a step", trained * FLOAT)
+        yield state("master gradients", "float32, accumulated over the passes of a step", trained * FLOAT)
     yield state("optimiser moments", "AdamW: two float32 numbers a parameter", trained * 2 * FLOAT)
     if sizes.has_reference:
         yield state("reference model", "frozen, as gspo.kl_coef is above 0", parameters * b)
@@ -206,13 +206,14 @@ def _state_items(sizes: _Sizes) -> Iterable[Item]:
     elif has_masters:
         # param.grad.float() of one parameter at a time, and the two gradients of a tied embedding while they are added.
         largest = sizes.shape.text.embedding_parameters
-        yield Item(name="largest gradient", how="conversion of the embedding's to float32", gpu_bytes=largest * FLOAT)
+        yield Item(name="largest gradient", how="the embedding's, converted to float32", gpu_bytes=largest * FLOAT)
 
 
 def _fsdp_item(sizes: _Sizes) -> Item:
-    """The unsharded tensors of FSDP2: the root's group (embedding, norms, mergers) during a pass, and of the layers the
-    running one and the prefetched one; then the larger of the gradients that are being reduced, in the model's dtype
-    and, as they are summed, in float32 (Zhao et al. 2023, "PyTorch FSDP", arXiv 2304.11277, sections 3.2 and 3.3)."""
+    """The unsharded tensors of FSDP2: during a pass, the root group (embedding, norms, mergers) and two layers (the
+    running one and the prefetched one); and the larger of the gradients that are being reduced (the root's, or those of
+    two layers), in the model's dtype and, as they are summed, in float32 (Zhao et al. 2023, "PyTorch FSDP", arXiv
+    2304.11277, sections 3.2 and 3.3)."""
     b, shape = sizes.num_bytes, sizes.shape
     gathered = b * (shape.root_parameters + 2 * shape.text.layer_parameters)
     reduced = 0
@@ -287,7 +288,7 @@ def _engine_items(sizes: _Sizes) -> Iterable[Item]:
         num_episodes = recipe.rollout.max_concurrent_episodes or recipe.desktop.num_replicas
         yield Item(
             name="episodes between turns",
-            how=f"keys and values of {num_episodes} episodes; dropped where sampling runs out",
+            how=f"keys and values of {num_episodes} episodes; dropped if sampling runs out of memory",
             gpu_bytes=num_episodes * kv,
         )
 

@@ -60,7 +60,7 @@ class Fit:
         verdict = "fits" if self.is_ok else "does not fit"
         return (
             f"{needs}, which {verdict} {self.gpu_bytes / GB:.1f} GB; "
-            f"the most is {largest.name}, {largest.gpu_bytes / GB:.1f} GB"
+            f"the largest item is {largest.name}, {largest.gpu_bytes / GB:.1f} GB"
         )
 
     @cached_property

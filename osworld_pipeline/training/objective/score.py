@@ -123,7 +123,7 @@ def score_trajectories(
 ) -> list[torch.Tensor]:
     """Log-probabilities of each trajectory's tokens under the sampling distribution: at the trajectory's temperature,
     without the banned ids. Aligned with its token_ids, on the CPU; no gradients. The ranks share the work, and each
-    gets all results. `before_pass`: called before each pass, on every rank as often.
+    gets all results. `before_pass`: called before each pass, the same number of times on every rank.
 
     Raises:
         TrainingError: a trajectory is malformed or has more than `max_tokens` tokens; names it.

@@ -1,5 +1,5 @@
-"""Known defects of policy servers in positions, images and log-probabilities, each as a change to a correct forward
-pass that imitates it.
+"""Known defects of policy servers in positions and images. Each defect is imitated by a change to a correct forward
+pass.
 
 Shapes: T tokens, I images.
 """

@@ -33,7 +33,8 @@ class _Difference:
 
 
 def _token_ages(trajectory: Trajectory, *, num_updates: int) -> torch.Tensor:
-    """Age of each sampled token: updates between the weights that sampled it and these. Empty for replay."""
+    """Age of each sampled token: the number of updates from the weights that sampled it to the trainer's current ones.
+    Empty for replay."""
     if trajectory.sampled_logprobs is None:
         return torch.zeros(0)
     if trajectory.policy_versions is None:

@@ -1,8 +1,8 @@
 """Teaches a tiny random model to copy from its context, as every published language model can.
 
-A policy copies words of its task into its actions. A random model must learn that from demonstrations, which takes
-longer than everything else in them. Rows of random tokens teach it in seconds: a list, a gap, then a part of the list
-again, with some words with or without the space before them. They contain no tasks and no actions.
+A policy copies words of its task into its actions. A random model would have to learn this from demonstrations, which
+takes longer than learning everything else in them. Rows of random tokens teach it in seconds: a list, a gap, then a
+part of the list again, with some words with or without the space before them. The rows contain no tasks and no actions.
 """
 
 import random

@@ -119,7 +119,8 @@ def writing_folder(folder: Path) -> Iterator[Path]:
             _sync(path)
         _sync(temp)
         if folder.exists():
-            # A folder cannot be renamed over a non-empty one; after a kill between the two lines it is recovered later.
+            # A folder cannot be renamed over a non-empty one. After a kill between the two renames, remove_stale_writes
+            # restores the old folder.
             os.replace(folder, temp.with_name(f"{temp.name}-old"))
         os.replace(temp, folder)
         _sync(folder.parent)

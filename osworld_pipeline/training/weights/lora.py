@@ -66,8 +66,8 @@ def add_reference(model: Any, adapter: AdapterCheckpoint) -> None:
 
 
 def load_factors(model: Any, adapter: AdapterCheckpoint, *, name: str = ADAPTER) -> None:
-    """Loads a saved adapter's factors into the model bit-exactly; on the meta device, whose weights are still to be
-    read, they are placed in host memory. Raises StoreError."""
+    """Loads a saved adapter's factors into the model bit-exactly. If the model is on the meta device, because its
+    weights are read later, the factors are placed in host memory. Raises StoreError."""
     try:
         saved = load_file(adapter.weights)
     except (OSError, SafetensorError) as error:

@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 360, 210
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 22, 34
 LARGEST = 1e300
 NUM_COLOURS = 9
-"""Classes k0 to k7 of the page's style."""
+"""Classes k0 to k8 of the page's style."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,7 +116,7 @@ def training_sections(
             ),
         ),
         Section(
-            title="How busy it was",
+            title="Utilisation and time",
             about="Environments: replicas held by an episode. Engine: time with a request in it. Trainer: time in an "
             "update.",
             charts=_some(
@@ -218,7 +218,9 @@ class _Rollouts:
         note = f"{left_out} rarer terms are left out." if left_out else ""
         return [
             self._lines("Shaped reward", terms, "mean over valid episodes"),
-            self._lines("Its terms, before weights", parts, "mean over episodes that have it", note=note),
+            self._lines(
+                "Terms of the shaped reward, before weights", parts, "mean over valid episodes with the term", note=note
+            ),
         ]
 
     def fates(self) -> Chart | None:
@@ -231,7 +233,7 @@ class _Rollouts:
             for fate, colour in FATE_COLOURS.items()
         ]
         return stacked_chart(
-            "What became of the groups", series, x_label=UPDATE, y_label="groups", note=self._bins.note
+            "Groups, trained and dropped", series, x_label=UPDATE, y_label="groups", note=self._bins.note
         )
 
     def injections(self) -> Chart | None:

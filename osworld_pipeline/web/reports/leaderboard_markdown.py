@@ -10,7 +10,7 @@ from osworld_pipeline.web.names import stage_name
 
 _COLUMNS = (
     "rank", "checkpoint", "stage", "success", "interval", "strict", "episodes", "faults", "missing",
-    "points against parent", "points against best", "tokens a success", "desktop s a success",
+    "points against parent", "points against best", "tokens per success", "desktop s per success",
 )  # fmt: skip
 _WHY_SPLIT = "Not ranked together with the other tables of this evaluation: other desktop image or grader."
 _WHY_MIXED = "Not ranked: its episodes were graded on several desktop images or by several versions of the grader."

@@ -46,7 +46,7 @@ class Pair:
     checkpoint_id: str
     versus: Versus
     effect: Effect
-    """Effect of these two alone, which are of one run."""
+    """Effect between these two checkpoints alone, that is, of one training run."""
     gains: tuple[TaskChange, ...]
     regressions: tuple[TaskChange, ...]
     num_more: int

@@ -287,7 +287,7 @@ class Viewer:
             status = error.status_code
             sentence = "the viewer is read-only" if status == 405 else f"there is no page at {request.url.path[:200]}"
         elif isinstance(error, duckdb.Error):
-            sentence = f"the list could not be made ({first_line(error)}): load the page again"
+            sentence = f"the index of episodes could not be queried ({first_line(error)}): load the page again"
         if request.url.path.startswith(("/blob/", "/tokens/", "/observation/", "/static/", "/newer", "/live/")):
             return _json({"error": sentence}, status)
         return self._page("error.html.jinja", status=status, sentence=sentence)

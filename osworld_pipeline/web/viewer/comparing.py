@@ -73,7 +73,7 @@ class Compared:
     pairs: tuple[TaskPair, ...]
     """Largest gains first, then largest losses, then the others."""
     alone: Change
-    """Change of these two alone, which are one run."""
+    """Change between these two checkpoints alone, that is, of one training run."""
     across: Change | None
     """Change over all training runs that differ from these only in seeds, if there are several."""
     counts: Mapping[str, int]

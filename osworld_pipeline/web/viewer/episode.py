@@ -167,8 +167,8 @@ class Episodes:
         return found or dict.fromkeys(("instruction", "domain", "stage", "is_own"))
 
     def _instruction(self, episode_id: str, known: Mapping[str, Any]) -> str:
-        """The instruction in the table of tasks. The user's own task files may have been changed or removed since: for
-        these the instruction in the model's first prompt."""
+        """The instruction in the table of tasks; for the user's own tasks the one in the model's first prompt, because
+        their files may have been changed or removed since."""
         if known["instruction"] and not known["is_own"]:
             return known["instruction"]
         steps = self._read_details(episode_id, "steps", ("step_index", "observation_text")).to_pylist()

@@ -29,8 +29,8 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _FOREIGN = (
-    "this viewer has no token, so it answers only programs of this machine at an address of this machine, and no pages "
-    "of other sites; start it with a token to reach it by other names"
+    "this viewer has no token, so it answers only requests from this machine to a loopback address, and none from "
+    "pages of other sites; start it with a token to reach it by other names"
 )
 
 

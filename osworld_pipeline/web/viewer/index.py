@@ -1,8 +1,8 @@
-"""The small columns of every episode and group in memory, one row each, updated from the store file by file. Lists of
-100,000 episodes are filtered and counted from it.
+"""The index: the small columns of every episode and group in memory, one row each, updated from the store file by file.
+Lists of 100,000 episodes are filtered and counted from the index.
 
-The rows of a file are dropped when no snapshot names the file any more. So a part that a training run writes costs
-one small read, and a compaction one large one.
+The rows of a file are dropped when no snapshot contains the file any more. A part that a training run writes costs one
+small read; a compaction costs one large read.
 """
 
 import itertools
@@ -45,8 +45,8 @@ FILES = {
     "grouped": ("rollout_groups", "injections"),
     "injected": ("rollout_groups", "injections"),
 }
-"""By table of the index: the tables of the store in whose files its rows are; one file of the first has one of the
-second."""
+"""By table of the index: the head table and the details table of the store whose files contain its rows. Each file of
+the head table has one file of the details table."""
 
 
 class EpisodeIndex:
@@ -126,7 +126,9 @@ class EpisodeIndex:
                 yield Reader(cursor)
                 cursor.execute("COMMIT")
             except duckdb.InterruptException as error:
-                raise BadQuestionError(f"the list took longer than {QUERY_LIMIT_S:g} s: filter it further") from error
+                raise BadQuestionError(
+                    f"a query of this page took longer than {QUERY_LIMIT_S:g} s: narrow the filter, or try again later"
+                ) from error
             finally:
                 timer.cancel()
 
@@ -218,7 +220,7 @@ class EpisodeIndex:
 
 
 class Reader:
-    """Queries of one moment."""
+    """Queries that see the same snapshot of the index."""
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection) -> None:
         self._cursor = cursor

@@ -33,7 +33,7 @@ _NAMES = {
     "mouse_move": "move to",
     "left_click_drag": "drag",
     "mouse_down": "press the button",
-    "mouse_up": "let the button go",
+    "mouse_up": "release the button",
 }
 _ENDS = {"success": "says that the task is done", "failure": "says that the task cannot be done"}
 """Claim of a policy that ends; the grader decides whether it is right."""
@@ -206,7 +206,7 @@ def describe(one: Mapping[str, Any]) -> str:
         return f"type {json.dumps(text[:MAX_CAPTION], ensure_ascii=False)}" + ("…" if len(text) > MAX_CAPTION else "")
     if name in ("key", "key_down", "key_up"):
         keys = one.get("keys")
-        held = {"key": "press", "key_down": "hold", "key_up": "let go of"}[name]
+        held = {"key": "press", "key_down": "hold", "key_up": "release"}[name]
         return f"{held} {' + '.join(map(str, keys))}" if isinstance(keys, list | tuple) else held
     if name in ("scroll", "hscroll"):
         at = f" at {_shown(one['coordinate'])}" if "coordinate" in one else ""

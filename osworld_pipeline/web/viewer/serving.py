@@ -71,7 +71,7 @@ def _observed_app(app: ASGIApp, settings: ViewerSettings) -> Iterator[ASGIApp]:
             try:
                 stack.enter_context(metrics_target(folder, "viewer", observed.target, labels))
             except StoreError as error:
-                log.warning("Prometheus does not find this viewer by a file: %s", error)
+                log.warning("no file with this viewer's metrics address was written for Prometheus: %s", error)
         yield observed.app
 
 

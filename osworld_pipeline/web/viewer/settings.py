@@ -25,11 +25,11 @@ class NotFoundError(ViewerError):
 
 
 class BadQuestionError(ViewerError):
-    """A condition that is invalid, or takes too long or too much memory."""
+    """A request that is not valid, or a query that takes too long or too much memory."""
 
 
 class TooBusyError(ViewerError):
-    """The maximum number of concurrent queries is reached."""
+    """The maximum number of concurrent queries, live streams or pictures is reached."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ NUM_AT_ONCE = 2
 """Each may use all cores and MEMORY_LIMIT_BYTES."""
 MEMORY = f"{MEMORY_LIMIT_BYTES >> 30} GiB of memory"
 SECRETS = (TOKEN_VARIABLE, METRICS_TOKEN_VARIABLE, "AWS_")
-"""Starts of the names of variables that these processes do not get."""
+"""Prefixes of the names of environment variables that these processes do not get."""
 MAX_WAITING = 16
 """Queries that may wait for a slot, at most as long as the time limit of a query."""
 

@@ -21,7 +21,7 @@ from osworld_pipeline.web.viewer.settings import NotFoundError
 class SampledToken:
     text: str
     logprob: float
-    """Log-probability at temperature 1, in nats."""
+    """Log-probability under the distribution that sampled the token (`episodes.logprob_temperature`), in nats."""
 
 
 def sampled_runs(sequences: Iterable[Mapping[str, Any]]) -> list[tuple[list[int], list[float]]]:

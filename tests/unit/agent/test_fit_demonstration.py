@@ -104,5 +104,5 @@ def test_relative_coordinates_stay_to_the_letter_whatever_the_size() -> None:
 
 
 def test_a_turn_without_an_image_to_point_at_cannot_be_translated() -> None:
-    with pytest.raises(ValueError, match="refers to an image that it does not have"):
+    with pytest.raises(ValueError, match="there is no image before it"):
         fit_demonstration([turn(CLICK)], [], dialect=DIALECT, max_pixels=LIMIT, target=load_dialect("osgym"))

@@ -163,7 +163,7 @@ def damage_pixels(folder: Path) -> None:
     ("damage", "kind", "reason"),
     [
         (damage_gap, "malformed", "step 3 follows step 1"),
-        (damage_last_line, "malformed", "line 3 of traj.jsonl is not JSON"),
+        (damage_last_line, "malformed", "line 3 of traj.jsonl: not JSON"),
         (damage_screen, "bad_image", "step 2: the image 'step_1_"),
         (damage_pixels, "bad_image", "step 2: the image 'step_1_"),
     ],
@@ -184,7 +184,7 @@ def test_a_success_with_parts_missing_is_an_episode_and_no_demonstration(
     ("action", "reason"),
     [
         ("pyautogui.mouseDown()", "step 1: pyautogui.mouseDown is not a known action"),
-        ("pyautogui.click(500, 4)", "on no screen of 64x32"),
+        ("pyautogui.click(500, 4)", "outside the screen of 64x32"),
         ({"action_type": "CLICK", "parameters": {"x": 3, "y": 4}}, "step 1"),
     ],
 )
@@ -204,7 +204,7 @@ def test_an_action_that_cannot_be_said_is_told_with_its_step(
 def test_a_success_of_an_unknown_task_says_what_is_missing(state: StateDir, results: Path) -> None:
     put_attempt(results, "stranger", [CLICK, "DONE"])
     import_osworld_results(state, results, OPTIONS)
-    assert "name the OSWorld checkout" in rejects(state)["stranger"]["reason"]
+    assert "give its OSWorld checkout with --osworld-path" in rejects(state)["stranger"]["reason"]
 
 
 def test_a_task_keeps_its_large_integers_and_one_of_two_domains_is_not_guessed(state: StateDir, results: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_run_started_again_counts_by_its_last_part(state: StateDir, results: P
     (folder / "traj.jsonl").write_text(json.dumps(earlier) + "\n" + lines)
     summary = import_osworld_results(state, results, OPTIONS)
     assert summary.num_demonstrations == 1
-    assert "1 rows of an earlier run" in rejects(state)["again"]["reason"]
+    assert "1 rows in this file belong to earlier runs" in rejects(state)["again"]["reason"]
     assert len(episodes(state)["again"].steps) == 2
 
 

@@ -102,7 +102,7 @@ def test_another_version_than_the_tested_one_is_a_warning(monkeypatch: pytest.Mo
     monkeypatch.setattr(packages, "read_pins", lambda: {"httpx": "0.0.1"})
     found = check_extra("packages-server", "server")
     assert found.status == Status.WARN
-    assert "for 0.0.1" in found.message
+    assert "tested: 0.0.1" in found.message
 
 
 def test_an_extra_that_the_installation_does_not_know_is_missing() -> None:

@@ -94,7 +94,7 @@ def test_a_sane_instance_tells_its_limits(tmp_path: Path) -> None:
         ({"monitoring": {"enabled": True}}, Status.WARN, "later runs never start"),
         ({"pools": {"granularity": "op"}}, Status.WARN, "no default limit"),
         ({"relative": True}, Status.WARN, "relative"),
-        ({"storage": "DagsterPostgresStorage"}, Status.WARN, "runs fail at a pool whose limit is the default"),
+        ({"storage": "DagsterPostgresStorage"}, Status.WARN, "runs fail at these pools if the default limit"),
         ({"is_new": True}, Status.OK, "valid and empty"),
     ],
 )
@@ -109,7 +109,7 @@ def test_an_instance_is_judged(tmp_path: Path, change: dict[str, Any], status: S
     [
         ("run dagster instance migrate", "dagster instance migrate"),
         ("No module named 'dagster_postgres'", how_to_set_up("postgres")),
-        ("the environment variable DAGSTER_PG_HOST is not set", "set the variable that it names"),
+        ("the environment variable DAGSTER_PG_HOST is not set", "set the environment variable that the error names"),
         ("the key is unknown", "init {folder} --overwrite"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_daemon_is_judged_by_its_heartbeat() -> None:
     assert ("for 60 minutes" in late.message, late.remedy) == (True, "osworld-pipeline dev --state /s")
     assert judge_daemon("d", {"heartbeats_s": {}}, start="osworld-pipeline dev").status == Status.WARN
     assert (
-        "fails at: SENSOR"
+        "these of its daemons fail: SENSOR"
         in judge_daemon("d", {**SANE, "failing_daemons": ["SENSOR"]}, start="osworld-pipeline dev").message
     )
 

@@ -27,7 +27,7 @@ def test_anything_else_needs_one(host: str) -> None:
 
 def test_an_address_of_a_viewer_that_is_none_is_refused() -> None:
     assert ServerSettings.from_environment({}, viewer_url="https://viewer.test/").viewer_url == "https://viewer.test"
-    with pytest.raises(ValueError, match="is no address of a viewer"):
+    with pytest.raises(ValueError, match="is not the address of a viewer"):
         ServerSettings.from_environment({}, viewer_url="javascript:alert(1)")
 
 

@@ -114,7 +114,7 @@ async def test_a_desktop_without_a_browser_is_a_set_up_error_that_names_the_port
 
 
 async def test_nonsense_for_a_list_of_tabs_is_a_replica_error(chromium: Chromium) -> None:
-    with pytest.raises(ReplicaError, match="a list of tabs"):
+    with pytest.raises(ReplicaError, match="an invalid list of tabs"):
         await browser.list_tabs(guest_of(chromium, output="nonsense"))
 
 

@@ -173,7 +173,7 @@ async def test_a_server_that_hangs_is_restarted(
 
     await until(lambda: has('"ready"'))
     await asyncio.to_thread(ask, order.url, "/hang")
-    await until(lambda: has("has not answered 6 times in a row; it is restarted in 0 s"))
+    await until(lambda: has("did not answer 6 pings in a row; it is restarted in 0 s"))
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
 

@@ -128,7 +128,7 @@ def test_bad_value_is_refused_by_the_variables_name(variable: Any, tmp_path: Pat
     if variable.kind in ("path", "URLs, comma-separated"):
         assert load_recipe(write(tmp_path), environ={variable.name: "anything"}), "any text may be one"
         return
-    with pytest.raises(RecipeError, match=f"{variable.name} is 'much', which is not a {variable.kind}"):
+    with pytest.raises(RecipeError, match=f"{variable.name} is 'much', which is invalid: expected {variable.kind}"):
         load_recipe(write(tmp_path), environ={variable.name: "much"})
 
 

@@ -255,7 +255,7 @@ async def test_an_engine_that_stays_behind_its_weights_ends_the_run() -> None:
         return await frozen.run_group(task, group_id, update)
 
     with pytest.raises(
-        EngineError, match=r"group s-g00000\d with the weights after 0 updates when those after 1 had been handed"
+        EngineError, match=r"group s-g00000\d with the weights after 0 updates, although it had received those after 1"
     ):
         await train(world, collector_of(run), range(6))
 

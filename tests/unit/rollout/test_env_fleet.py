@@ -264,7 +264,7 @@ async def test_servers_of_a_name_come_and_go_with_its_addresses(caplog: pytest.L
     addresses[0] = []
     await fleet.look()
     assert not fleet.has_free
-    with pytest.raises(UnreachableError, match=r"no env server has the name dns\+http://desktops\.local:8100"):
+    with pytest.raises(UnreachableError, match=r"found no env server at dns\+http://desktops\.local:8100"):
         fleet.choose()
     await fleet.close()
 
@@ -363,7 +363,7 @@ async def test_a_name_gets_some_time_to_have_an_address(monkeypatch: pytest.Monk
     await fleet.open()
     assert fleet.choose().url == "http://10.0.0.1:8100"
     await fleet.close()
-    with pytest.raises(EnvServerError, match=r"no env server has the name dns\+http://never\.local:8100"):
+    with pytest.raises(EnvServerError, match=r"found no env server at dns\+http://never\.local:8100"):
         await EnvFleet(["dns+http://never.local:8100"], servers, resolve=resolve).open()
 
 

@@ -314,7 +314,7 @@ def test_two_upkeeps_at_once_are_one_sentence(state: StateDir, store: Trajectory
     lock = state.trajectories / "upkeep.lock"
     with (
         locked(lock, timeout_s=1, error=StoreError, what="it"),
-        pytest.raises(StoreError, match=f"the upkeep of the trajectories is locked by process {os.getpid()}"),
+        pytest.raises(StoreError, match=f"the upkeep of the trajectories has been locked by process {os.getpid()}"),
     ):
         compact_store(state)
 

@@ -74,7 +74,7 @@ def test_what_a_dead_server_was_not_told_is_kept_and_sent_by_a_later_outbox(tmp_
     assert outbox.close() == 2
     assert time.monotonic() - started < 10, "a server known to be dead is not waited for"
     assert [json.loads(line)["number"] for line in (tmp_path / "first.jsonl").read_text().splitlines()] == [0, 1]
-    assert "2 messages to MLflow could not be sent" in said[-1]
+    assert "2 events for MLflow could not be sent" in said[-1]
 
     server = Server()
     later = Outbox(server, name="second", say=said.append, folder=tmp_path)
@@ -96,7 +96,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_end() -> None:
     started = time.monotonic()
     assert outbox.close(timeout_s=0.1) == 1
     assert time.monotonic() - started < 5.0
-    assert said == ["1 messages to MLflow could not be sent and are lost"]
+    assert said == ["1 events for MLflow could not be sent and are lost"]
     released.set()
 
 
@@ -114,7 +114,7 @@ def test_an_event_that_is_refused_for_good_holds_up_no_other() -> None:
     outbox.post(event(1))
     assert outbox.close() == 0
     assert taken == [1]
-    assert said == ["MLflow finally refused metrics: bad name of a metric"]
+    assert said == ["MLflow rejected the event metrics: bad name of a metric; it is dropped"]
 
 
 def test_beyond_the_limit_the_oldest_metrics_go_and_nothing_else_does() -> None:

@@ -286,7 +286,7 @@ def test_a_second_trainer_on_a_stage_is_told_who_holds_it(tmp_path: Path):
         assert child.stdout is not None
         assert child.stdout.readline() == "held\n"
         with (
-            pytest.raises(TrainingError, match=f"training of sft-1 is locked by process {child.pid} "),
+            pytest.raises(TrainingError, match=f"training of sft-1 has been locked by process {child.pid} "),
             stage_lock(state, "sft-1", timeout_s=0.1),
         ):
             pass

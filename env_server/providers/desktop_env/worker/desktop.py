@@ -57,7 +57,7 @@ class Desktop:
     def on_start(self, options: dict[str, Any], plugin: str | None, plugin_options: dict[str, Any]) -> Answer:
         """Starts the VM; `plugin` (module:function, or file.py:function) replaces desktop-env's own providers."""
         osworld.PythonController, osworld.SetupController = _Controller, _SetupController
-        # It rewrites source by pattern and unescapes strings; the actions sent here do not need that workaround.
+        # DesktopEnv's workaround rewrites source by pattern and unescapes strings; actions sent here do not need it.
         osworld._fix_pyautogui_less_than_bug = lambda command: command
         if plugin is not None:
             create = _load(plugin)

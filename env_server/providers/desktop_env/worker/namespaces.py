@@ -22,7 +22,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter_namespaces() -> None:
-    """Every kind except mount namespaces; the next child is process 1 of the new process namespace."""
+    """Creates user, process, network, IPC and host name namespaces; the next child is process 1 of the new process
+    namespace."""
     uid, gid = os.getuid(), os.getgid()
     _checked("unshare", _NEW_USERS | _NEW_PIDS | _NEW_NET | _NEW_IPC | _NEW_HOST_NAME)
     Path("/proc/self/setgroups").write_text("deny")

@@ -11,7 +11,8 @@ _MAX_ROUNDS = 50
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """SIGTERM when the parent, whose id this is, ends. ProcessLookupError if it has already ended."""
+    """Sends this process SIGTERM when its parent, process `parent_pid`, ends. ProcessLookupError if the parent has
+    already ended."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         raise OSError("the kernel refused prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:

@@ -46,7 +46,8 @@ def main() -> None:
 
 
 def try_out() -> None:
-    """Argument: options as JSON. Runs a grader that does nothing; raises if this machine forbids one."""
+    """Argument: options as JSON. Runs a grader that does nothing; the exit status is not 0 if this machine forbids
+    one."""
     options = json.loads(sys.argv[1])
     enter_namespaces()
     pid = os.fork()
@@ -122,13 +123,13 @@ def _watch(connection: socket.socket, grader: int, memory_bytes: int) -> bool:
 
 
 def _exceeds(pids: set[int], memory_bytes: int) -> bool:
-    """Whether these processes together have more memory. Pages that forked processes share count once; that is only
-    looked up, which takes longer, if the processes could have that much."""
+    """Whether these processes together use more than `memory_bytes`. Pages that forked processes share count once; this
+    takes longer to measure, and is measured only if the sum of their resident memory exceeds the limit."""
     resident = sum(map(_resident_kib, pids))
     if resident * 1024 <= memory_bytes:
         return False
-    # Pages of a process that ends during a look can count twice: in its share, and in the shares that are read after
-    # it. Several looks in a row rarely all meet such an end, so the lowest sum counts.
+    # Pages of a process that ends during a measurement can count twice: in its own share, and in the shares that are
+    # read later. This rarely happens in every one of several measurements, so the lowest sum counts.
     return min(sum(map(_share_kib, pids)) for _ in range(NUM_LOOKS)) * 1024 > memory_bytes
 
 
@@ -138,7 +139,7 @@ def _resident_kib(pid: int) -> int:
 
 
 def _share_kib(pid: int) -> int:
-    """A process whose shares cannot be read counts in full."""
+    """The proportional set size (PSS); the resident memory if the PSS cannot be read."""
     share = _kib_of(pid, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
     return _resident_kib(pid) if share is None else share
 

@@ -12,9 +12,10 @@ from osworld_pipeline.web.viewer.settings import BadQuestionError, TooBusyError
 from osworld_pipeline.wire.live_screens import END_GRACE_S, STREAM_S, read_screen_records, screen_record
 
 MAX_STREAMS = 12
-"""A page has one, and a second one of an enlarged desktop. Each takes one stream of an env server, which allows 16."""
+"""A page uses one stream, and a second one for an enlarged desktop. Each uses one stream of every env server whose
+desktops it shows; an env server allows 16."""
 MAX_DESKTOPS = 64
-"""Of one stream. A page shows single pictures of further ones."""
+"""Desktops of one stream. A page shows single pictures of the other desktops."""
 LOOK_INTERVAL_S = 1.0
 RETRY_S = 2.0
 _SEPARATOR = "#"
@@ -79,7 +80,8 @@ class LiveScreens:
     def _start_and_stop(
         self, readers: dict[str, asyncio.Task[None]], wanted: dict[str, list[str]], page: "_Page", width: int
     ) -> None:
-        """Reads from the wanted servers that answer, and from no others: a lost one keeps its connection open."""
+        """Reads from the wanted servers that answer, and stops reading from the others, because the connection to a
+        lost server stays open."""
         for url, replica_ids in wanted.items():
             server = self._servers.servers.get(url)
             is_answering = server is not None and server.is_answering
@@ -92,8 +94,8 @@ class LiveScreens:
                 self._stop(readers.pop(url))
 
     def _stop(self, reader: asyncio.Task[None]) -> None:
-        """Without waiting: a page that has gone cancels its own task again and again, and so would end the closing of
-        the connection, which then stays open."""
+        """Does not wait until the reader has ended: when a page disconnects, its task is cancelled repeatedly, which
+        would interrupt the closing of the connection and leave the connection open."""
         self._ending.add(reader)
         reader.add_done_callback(self._ending.discard)
         reader.cancel()

@@ -47,7 +47,7 @@ class WatchedServer:
         self.problem = ""
         """Why it does not answer; empty while it does, and before the first answer."""
         self.answered_at = time.monotonic()
-        """In seconds of the monotonic clock; its discovery counts."""
+        """Time of the last answer, or of the discovery before the first one, in seconds of the monotonic clock."""
 
     @property
     def state(self) -> str:
@@ -184,10 +184,10 @@ class LiveServers:
             await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     def _join_and_leave(self, tasks: dict[str, asyncio.Task[None]]) -> None:
-        """Asks the servers that have come, and no longer those that have left every name."""
+        """Starts to ask new servers, and stops asking servers that are no longer listed."""
         present = dict.fromkeys((*self._configured(), *self._own))
         for url in [url for url in self._servers if url not in present]:
-            log.info("the env server at %s has left", url)
+            log.info("the env server at %s is no longer listed", url)
             del self._servers[url]
             if (task := tasks.pop(url, None)) is not None:
                 task.cancel()

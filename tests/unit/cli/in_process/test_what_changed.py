@@ -86,7 +86,7 @@ def test_families_that_moved_from_sft_to_phase_2_have_a_line_each() -> None:
 def test_replay_and_the_one_seed_are_told_at_the_end() -> None:
     assert shown(*CHAIN)[-2:] == [
         "Replay: a demonstration joined 2 of 72 groups, of 1 task; 0 of these tasks were solved for the first time "
-        "after that, without one.",
+        "after that, without a demonstration.",
         ONE_RUN,
     ]
 

@@ -103,7 +103,7 @@ def test_folder_that_cannot_be_loaded_is_refused_in_one_sentence(state: StateDir
         return str(refused.value)
 
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": "maybe"}))
-    assert "config.json has a value that no qwen3_vl has" in refusal()
+    assert "config.json has a value that is not valid for qwen3_vl" in refusal()
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").unlink()
     assert "no model.safetensors" in refusal()

@@ -69,7 +69,9 @@ def test_a_challenger_on_another_desktop_image_or_grader_wins_nothing(state: Sta
     write_evaluation(state, RECIPE, "sft-2", num_successes=20, grader_version="8")
     choice = choose_champion(state, RECIPE, current="sft-1")
     assert (choice.checkpoint_id, choice.is_new) == ("sft-1", False)
-    assert "no other was evaluated with its desktop image and grader (unknown image/grader 7)" in choice.reason
+    assert (
+        "no other checkpoint was evaluated with its desktop image and grader (unknown image/grader 7)" in choice.reason
+    )
 
 
 def test_an_evaluation_by_two_graders_wins_nothing(state: StateDir) -> None:

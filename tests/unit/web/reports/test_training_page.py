@@ -121,11 +121,11 @@ def test_success_is_of_valid_episodes_and_outcomes_are_of_all(record: TrainingRe
 def test_raw_and_shaped_reward_are_plots_of_their_own(record: TrainingRecord) -> None:
     assert [row[1] for row in rows(record, "Raw task reward")] == ["0.5", "1", "0", "0"]
     assert rows(record, "Shaped reward")[0] == ("1", "0.25", "0.5", "0.1")
-    assert rows(record, "Its terms, before weights")[0] == ("1", "0.5")
+    assert rows(record, "Terms of the shaped reward, before weights")[0] == ("1", "0.5")
 
 
 def test_fates_injections_lengths_and_times_have_their_plots(record: TrainingRecord) -> None:
-    assert rows(record, "What became of the groups")[1] == ("2", "0", "1")
+    assert rows(record, "Groups, trained and dropped")[1] == ("2", "0", "1")
     assert [row[1] for row in rows(record, "Replay rows injected")] == ["0", "0", "0", "1"]
     assert rows(record, "Turns of an episode")[0] == ("1", "2", "2", "2")
     assert rows(record, "Response tokens of a turn")[0] == ("1", "20", "20", "20")

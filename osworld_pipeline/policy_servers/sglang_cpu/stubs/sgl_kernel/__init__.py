@@ -1,6 +1,6 @@
 """A stub of sglang's CUDA kernels for a CPU: any name can be imported, and calling it raises an error.
 
-sglang imports the package everywhere, but on a CPU with torch's own attention it calls it almost nowhere.
+sglang imports the package in many places, but on a CPU with torch's own attention it almost never calls a kernel.
 """
 
 import importlib.abc
