@@ -135,8 +135,8 @@ def flywheel_checkpoint(
     start: StartResource,
 ) -> dg.MaterializeResult:
     """Rollouts, selection by raw task reward, and SFT on the selected ones, repeated while success rises. Each round
-    makes a checkpoint. Without a round, or if none was better, this asset is the checkpoint it started from: the SFT
-    checkpoint, or that of the resource `start`."""
+    makes a checkpoint, except a round that stops the flywheel. Without a round, or if none was better, this asset is
+    the checkpoint it started from: the SFT checkpoint, or that of the resource `start`."""
     settings, folder = recipe.load(), state.dir()
     services = StageServices(launcher=launcher, tracking=tracking, progress=progress, remote=state.remote)
     parent = start_or_parent(context, Stage.FLYWHEEL, "sft_checkpoint", start, state, tracking)
@@ -230,7 +230,7 @@ ASSETS = [base_checkpoint, sft_checkpoint, flywheel_checkpoint, gspo_phase1_chec
 
 
 @dg.asset_check(
-    asset=key_of("gspo_phase2_checkpoint"), description="Every checkpoint except the base has an existing parent."
+    asset=key_of("gspo_phase2_checkpoint"), description="Every checkpoint has weights, and its parent, if any, exists."
 )
 def no_orphan_checkpoint(state: StateResource) -> dg.AssetCheckResult:
     checkpoints = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state.dir())}

@@ -1,5 +1,5 @@
-"""Checks before training, and warnings: each check calls one library function. A failed blocking check stops the assets
-downstream."""
+"""Checks of the data before training and of the trained checkpoints, and warnings: each check calls one library
+function. A failed blocking check stops the assets downstream."""
 
 from collections.abc import Callable
 
@@ -54,7 +54,7 @@ CHECKS = [
         "task_ids_are_unique",
         "union_tasks",
         invariants.task_ids_twice,
-        holds="A task id names one task, and is not the id of a chunk.",
+        holds="A domain and an id name one task, and no task has the id of a chunk.",
         otherwise="remove union_tasks.parquet and materialize union_tasks again",
     ),
     there_are_training_tasks,
@@ -92,7 +92,7 @@ CHECKS = [
         "verified_replay",
         invariants.false_demonstrations,
         holds=f"At most {invariants.MAX_FAILED_SHARE:.0%} of the demonstrations that were executed again failed.",
-        otherwise="set replay.require_verified, or remove their source",
+        otherwise="set replay.require_verified, or remove the source of the failed demonstrations",
         warns=True,
     ),
     *(
@@ -120,7 +120,8 @@ CHECKS = [
         "gspo_phase2_checkpoint",
         invariants.ORPHAN_INJECTIONS,
         holds="The group and the replay row of every injection exist.",
-        otherwise="injected rows of the replay buffer are missing: keep their sources",
+        otherwise="restore the trajectory store from a copy, or restore the sources of the missing replay rows and "
+        "materialize replay_buffer again",
         warns=True,
     ),
     build_query_check(

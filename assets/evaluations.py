@@ -155,8 +155,8 @@ def leaderboard(state: StateResource, recipe: RecipeResource) -> dg.MaterializeR
 def champion(
     context: dg.AssetExecutionContext, state: StateResource, recipe: RecipeResource, tracking: TrackingResource
 ) -> dg.MaterializeResult:
-    """The best checkpoint on the recipe's held-out tasks, as MLflow's alias `champion`: it changes only if a paired
-    test shows that another is better."""
+    """The best trained checkpoint on the recipe's held-out tasks, as MLflow's alias `champion`. The first champion is
+    the one with the highest success; after that, it changes only if a paired test shows that another is better."""
     folder = state.dir()
     choice = choose_champion(folder, recipe.load(), current=tracking.champion(folder))
     if choice.checkpoint_id is not None and choice.is_new:

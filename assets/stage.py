@@ -99,7 +99,7 @@ def try_stage(
     kind: type[StageJob] = StageJob,
     more: Mapping[str, Any] | None = None,
 ) -> StageEnd:
-    """Does the same as run_stage, for a program that may have no data to train on, or exhaust its budget. `kind`,
+    """Finds or makes the checkpoint as run_stage does, also for a program that may have no data to train on. `kind`,
     `more`: the model of its job, and the fields that only this model has."""
     parent_id = parent.checkpoint_id if parent else None
     checkpoint_id = stage_checkpoint_id(stage, recipe, parent_id=parent_id, data_digest=data_digest)

@@ -13,9 +13,9 @@ from resources.state import RecipeResource, StateResource
 
 GROUP = "tables"
 DESCRIPTIONS = {
-    "union_tasks": "One row for each task id of any source, with its config if known.",
+    "union_tasks": "One row for each task (domain and id) of any source, with its config if known.",
     "replay_buffer": "Every demonstration whose turns all parse, deduplicated, with the line it came from.",
-    "train_tasks": "The tasks that have a config, are no Windows tasks and have a demonstration.",
+    "train_tasks": "The tasks that have a config and a demonstration; Windows tasks only of a Windows suite.",
 }
 
 

@@ -13,7 +13,7 @@ from markdown_it.token import Token
 
 ROOT = Path(__file__).resolve().parents[1]
 START = ("README.md", "docs/README.md")
-"""Every page must be reachable from one of these."""
+"""Every page below docs/ must be reachable from one of these."""
 MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
 COMMENT = re.compile(r"<!--\s*(.*?)\s*-->", re.DOTALL)
 

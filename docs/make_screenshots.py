@@ -58,7 +58,7 @@ MAX_RECORDING_BYTES = 1_000_000
 
 
 class ScreenshotError(Exception):
-    """A picture could not be taken. The message names it and the cause."""
+    """A picture could not be taken. The message names the cause."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -97,7 +97,7 @@ def _take(pictures: Mapping[str, "Callable[[Browser], bytes]"], folder: Path) ->
 
     program = shutil.which("chromium")
     if program is None:
-        raise ScreenshotError("there is no chromium: osworld-pipeline setup extras")
+        raise ScreenshotError("there is no chromium; install it: osworld-pipeline setup extras")
     failed = 0
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
@@ -213,7 +213,9 @@ def _episode(state: Path) -> str:
     """The end of the URL of a click's step: in the longest successful evaluation episode with a click."""
     found = json.loads(_pipeline("query", CLICKED, "--format", "json", "--state", str(state)))
     if not found:
-        raise ScreenshotError("viewer-episode.png was not taken: no evaluated episode succeeded by a click")
+        raise ScreenshotError(
+            "viewer-episode.png was not taken: no successful evaluation episode of gspo_phase2 has a click"
+        )
     return f"{found[0]['episode_id']}?step={found[0]['step_index'] + 1}"
 
 

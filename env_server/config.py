@@ -21,7 +21,8 @@ FROM_ENVIRONMENT = {"token": TOKEN_VARIABLE, "osgym_allowed_ips": OSGYM_VARIABLE
 def read_config(path: Path) -> dict[str, Any]:
     """
     Raises:
-        SettingsError: the file cannot be read, is not valid TOML, or has an unknown key.
+        SettingsError: the file cannot be read, is not valid TOML, or has a key that is unknown, must be set in the
+            environment, or must be a table.
     """
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -17,12 +17,12 @@ Schema = Mapping[str, Any]
 HEAD = Path(__file__).parent / "api/docs_page/head.md"
 SURFACES = {
     "/v1": ("Our own API", "Episodes with numbered steps, replicas, and information about the server."),
-    "/envs": ("AReaL's bridge", "For its remote environment, unchanged."),
+    "/envs": ("AReaL's bridge", "For AReaL's remote environment, which needs no changes."),
     "/osgym": ("OSGym", "On the main port under `/osgym`; a worker port has the same without `/osgym`."),
     "/healthz": ("Probes", ""),
     "/readyz": ("Probes", ""),
     "/metrics": ("Probes", ""),
-    "": ("Slime-OSWorld", "For its HTTP client, unchanged."),
+    "": ("Slime-OSWorld", "For Slime-OSWorld's HTTP client, which needs no changes."),
 }
 """(title, description) by the beginning of the path."""
 

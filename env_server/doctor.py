@@ -48,7 +48,7 @@ Check = Callable[[], Finding]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if no check found something missing."""
+    """Returns 0 if every check ended with ok or with a warning, else 1."""
     defaults = ServerSettings()
     python = defaults.of(DesktopEnvSettings).python
     parser = ArgumentParser(prog="env-server doctor", description=__doc__)
@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--desktop-env-python", type=Path, default=python, metavar="PYTHON")
     parser.add_argument("--config", type=Path, metavar="FILE", help="the server's file, for its [gateway] table")
     parser.add_argument("--gateway-url", metavar="URL", help="check this gateway too, and start a sandbox there")
-    parser.add_argument("--gateway-client", metavar="NAME", help="a sandbox client's name, or module:attribute (https)")
+    about_client = "a sandbox client's name, or module:attribute (default https)"
+    parser.add_argument("--gateway-client", metavar="NAME", help=about_client)
     parser.add_argument("--gateway-ca-file", type=Path, metavar="FILE", help="certificates to trust, PEM")
     parser.add_argument("checks", nargs="*", metavar="CHECK", help="run only these checks; default: all")
     arguments = parser.parse_args(argv)
@@ -186,7 +187,8 @@ def check_local_extras() -> Finding:
 def check_qemu_packages() -> Finding:
     check_qemu()
     check_builder()
-    return Finding(name="qemu-packages", status=Status.OK, message=f"{qemu_version()} and the image build tools")
+    message = f"{qemu_version()} and the image build tools are installed"
+    return Finding(name="qemu-packages", status=Status.OK, message=message)
 
 
 def check_qemu_image(state_dir: Path) -> Finding:
@@ -226,7 +228,7 @@ def check_kvm(state_dir: Path) -> Finding:
         name="kvm",
         status=Status.WARN,
         message=f"{slower}: {reason}",
-        remedy="allow nested virtualisation on the host of this machine, or use one with KVM",
+        remedy="allow nested virtualisation on the host of this machine, or use a machine with KVM",
     )
 
 

@@ -66,7 +66,7 @@ def _keywords(values: Mapping[str, Any], *, first: bool) -> str:
 
 
 def _literal(value: Any) -> str:
-    """The value's repr, which is a literal for these types but may be any expression for others."""
+    """The value as a Python literal. ActionParseError for other types, because their repr may be any expression."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(_literal(item) for item in value)}]"
     if type(value) in (int, float, str, bool):

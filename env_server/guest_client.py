@@ -190,7 +190,7 @@ class GuestClient:
             return int(size["width"]), int(size["height"])
 
     async def window_size(self, app_class_name: str) -> tuple[int, int] | None:
-        """(width, height) of the first window of an application class; None if there is none."""
+        """(width, height) of the topmost window of an application class; None if there is none."""
         answer = await self._request("POST", "/window_size", form={"app_class_name": app_class_name}, allow=(404,))
         if answer.status_code == 404:
             return None
@@ -244,7 +244,8 @@ class GuestClient:
         """Runs a command in the guest as its user; a program that it leaves in the background does not delay it.
 
         Raises:
-            TamperingError: it is a grader's, and files override the system's programs.
+            TamperingError: with `is_graders`, files override the system's programs; or the desktop's programs have left
+                no space or processes for the command.
         """
         body: dict[str, Json] = {"command": _argv(command), "shell": shell, "timeout": timeout_s}
         if is_graders:
@@ -322,7 +323,11 @@ class GuestClient:
             return str(answer["desktop_path"])
 
     async def wallpaper(self, *, max_bytes: int = MAX_BYTES_OF["/wallpaper"]) -> bytes | None:
-        """The bytes of the wallpaper's file; None if there is none. FileTooLargeError as for `file`."""
+        """The bytes of the wallpaper's file; None if there is none, or it is larger than the guest's own limit.
+
+        Raises:
+            FileTooLargeError: it is larger than `max_bytes`.
+        """
         allow = (403, 404, 413)
         answer = await self._request("POST", "/wallpaper", allow=allow, max_bytes=max_bytes)
         return answer.content if answer.status_code == 200 else None

@@ -127,7 +127,7 @@ def _die_with_parent(parent_pid: int) -> None:
     except OSError as error:
         raise SettingsError(f"the kernel refused --die-with-parent ({error})") from error
     if not has_parent:
-        raise SettingsError(f"the parent, process {parent_pid}, ended before the env server started")
+        raise SettingsError(f"the parent, process {parent_pid}, ended before this program started")
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:

@@ -73,10 +73,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def start(arguments: argparse.Namespace, server_options: Sequence[str], folder: Path) -> Answer:
-    """Returns when every port answers.
+    """Returns when every port answers; immediately if the workers are running already, even if they are not ready yet.
 
     Raises:
-        SettingsError: wrong options.
+        SettingsError: wrong options, or OSGym's config.yaml is not valid.
+        DependencyError: the state cannot be kept in `folder`.
         ReplicaError: the server ended, or was not ready in time; it has been removed.
     """
     ports = read_ports(arguments.config)
@@ -193,9 +194,9 @@ def status(folder: Path) -> Answer:
         counts = f"{health['episodes']} episodes, {health['free']} of {health['replicas']} replicas free; {url}"
         counted = {name: health[name] for name in ("episodes", "free", "replicas")}
     except FileNotFoundError:
-        return Answer(text=f"{running}\nit is starting", facts={"status": "starting", **facts})
+        return Answer(text=f"{running}\nthe server is starting", facts={"status": "starting", **facts})
     except (OSError, ValueError, KeyError, httpx.HTTPError) as error:
-        silent = f"it does not answer ({type(error).__name__}); see {folder / LOG_FILE}"
+        silent = f"the server does not answer ({type(error).__name__}); see {folder / LOG_FILE}"
         facts = {"status": "no_answer", **facts, "log": folder / LOG_FILE}
         return Answer(text=f"{running}\n{silent}", facts=facts, exit_status=1)
     return Answer(text=f"{running}\n{counts}", facts={"status": "running", **facts, "url": url, **counted})

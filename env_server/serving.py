@@ -238,10 +238,9 @@ def bind(settings: Settings, port: int | None = None) -> socket.socket:
     Raises:
         SettingsError: the port is in use, or may not be bound.
     """
+    remedy = "choose another --port, or 0 for any" if port is None else "choose other --osgym-ports"
     port = settings.port if port is None else port
     try:
         return listen_on(settings.host, port)
     except OSError as error:
-        raise SettingsError(
-            f"cannot listen on {settings.host}:{port} ({error.strerror}); choose another --port, or 0 for any"
-        ) from error
+        raise SettingsError(f"cannot listen on {settings.host}:{port} ({error.strerror}); {remedy}") from error

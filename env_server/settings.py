@@ -100,7 +100,8 @@ class Settings(Table):
     idle_ttl_s: Annotated[float, Option(), Field(gt=0)] = 900.0
     """An episode without calls for this time is closed; one with a call in progress never is."""
     start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Limit until the first replica is warm; the very first start may build the image."""
+    """Limit until the first replica is warm, and then again until the others are; then the server serves with those
+    that are warm. The very first start may build the image."""
     drain_episodes_s: Annotated[float, Option(), Field(ge=0)] = 0.0
     """How long live episodes may continue after SIGTERM, while new ones are refused. A second SIGTERM ends at once."""
     drain_timeout_s: Annotated[float, Option(), Field(ge=0)] = 30.0
@@ -110,7 +111,8 @@ class Settings(Table):
     max_connections: Annotated[int, Option(), Field(gt=0)] = 2048
     """Further connections are answered 503 at once."""
     slow_client_s: Annotated[float, Field(gt=0)] = 10.0
-    """Time limit for a request's head, and how long its body may stay below 64 KiB per second."""
+    """Time limit for a request's head, how long its body may stay below 64 KiB per second, and how long a client may
+    take to read the next part of an answer."""
     keep_alive_s: Annotated[float, Field(gt=0)] = 75.0
     """How long a connection may stay open without a request; longer than clients keep theirs, so that they close."""
     access_log: Annotated[bool, Option()] = False
@@ -125,8 +127,8 @@ class Settings(Table):
     limits: TaskLimits = TaskLimits()
     osgym: OsgymSettings = OsgymSettings()
     osgym_allowed_ips: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
-    """The addresses whose requests OSGym's API answers; required for its worker ports. The environment overrides a
-    file."""
+    """The addresses whose requests OSGym's API answers; without it, the API on the main port answers every address.
+    Required for its worker ports. The environment overrides a file."""
 
     @field_validator("viewer_url")
     @classmethod

@@ -22,4 +22,6 @@ def compaction_schedule(context: dg.ScheduleEvaluationContext, state: StateResou
         is_due = is_compaction_due(state.dir())
     except StoreError as error:
         return dg.SkipReason(str(error))
-    return dg.RunRequest() if is_due else dg.SkipReason("there are few small parts, and no images to pack")
+    if is_due:
+        return dg.RunRequest()
+    return dg.SkipReason("there are few small parts, and no search for cold images is due")

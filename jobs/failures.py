@@ -15,7 +15,8 @@ OWN_ERRORS = "osworld_pipeline.errors."
 
 
 def reason_of(event: dg.DagsterEvent) -> str:
-    """The reason of a step's failure: the step and the message of its root error."""
+    """The reason of a step's failure: the step, and the description of a dg.Failure or else the message of the root
+    error."""
     data = event.step_failure_data
     error = data.error
     while error is not None and error.cause is not None:
@@ -37,7 +38,8 @@ def failed_runs(context: dg.RunFailureSensorContext, tracking: TrackingResource)
     problem = post(address, letter)
     if problem is not None:
         # The address may contain a secret: log only its host.
-        context.log.error(f"{urlsplit(address).hostname} did not receive run {letter['run_id']}: {problem}")
+        host = urlsplit(address).hostname
+        context.log.error(f"{host} did not confirm the report of run {letter['run_id']}: {problem}")
     return None
 
 
@@ -51,7 +53,8 @@ def letter_of(context: dg.RunFailureSensorContext, *, base_url: str) -> dict[str
 
 
 def post(address: str, letter: Mapping[str, Any]) -> str | None:
-    """The reason of a failure; there is no retry, because the request may have arrived."""
+    """Sends the report. Returns the reason of a failure, or None. There is no retry, because the request may have
+    arrived."""
     import httpx
 
     try:

@@ -41,8 +41,8 @@ def build_retraining_schedule(cron: str) -> dg.ScheduleDefinition:
     def retraining_schedule(
         context: dg.ScheduleEvaluationContext, state: StateResource, recipe: RecipeResource
     ) -> dg.RunRequest | dg.SkipReason:
-        """Re-trains the champion, even without new data; not while a re-training runs, nor after too many without a new
-        champion (retraining.patience)."""
+        """Re-trains the champion, even without new data. Not while a training or an evaluation is unfinished; and after
+        as many re-trainings without a new champion as retraining.patience, only if there is new data."""
         return ask(context.instance, state, recipe, is_scheduled=True)
 
     return retraining_schedule
@@ -79,7 +79,7 @@ def ask(
     try:
         settings = source.load()
     except RecipeError as error:
-        return dg.SkipReason(f"the recipe of the champion {champion_id} is missing: {error}")
+        return dg.SkipReason(f"the recipe of the champion {champion_id} cannot be loaded: {error}")
     new_data = new_data_since(
         folder,
         champion_id,
@@ -171,7 +171,8 @@ def _waits_for(instance: dg.DagsterInstance, checkpoints: Sequence[Checkpoint], 
 def _unjudged(
     instance: dg.DagsterInstance, checkpoints: Sequence[Checkpoint], history: Sequence[Retraining]
 ) -> list[str]:
-    """Checkpoints of the last re-training without an evaluation; a failed evaluation needs manual action."""
+    """Checkpoints of the last re-training that have neither an evaluation nor a run that evaluates them. A failed run
+    counts, because it needs manual action."""
     made = [one.checkpoint_id for one in checkpoints if history and one.run_ids.get("dagster") == history[0].run_id]
     judged = {key.split("|")[0] for key in instance.get_materialized_partitions(EVALUATIONS)} if made else set()
     return [

@@ -34,7 +34,7 @@ def new_checkpoints(
             wanted = list(requests_of(checkpoint, context.instance, state=state, recipe=recipe))
         except RecipeError as error:
             context.log.warning(
-                f"{checkpoint.checkpoint_id} is not evaluated automatically: its recipe is missing ({error})"
+                f"{checkpoint.checkpoint_id} is not evaluated automatically: its recipe cannot be loaded ({error})"
             )
         else:
             requests += [request for request in wanted if request.partition_key not in done]

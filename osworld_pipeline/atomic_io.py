@@ -102,6 +102,7 @@ def locked(
     Raises:
         PipelineError: of class `error`, when another process holds it for longer than `timeout_s`; the message has its
             pid.
+        StoreError: the file system refused the lock, or has no locks.
     """
     try:
         held = lock(path, timeout_s=timeout_s, is_shared=is_shared)
@@ -130,7 +131,7 @@ def explain_refusal(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"no disk space left to write {path}: free some space there and run again; no partial file remains"
     if error.errno == errno.EROFS:
-        return f"the file system of {path} is read-only: choose a state folder that can be written"
+        return f"the file system of {path} is read-only: choose a folder that can be written"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"no permission to write {path}: make the folder writable for this user, or choose another state folder"
+        return f"no permission to write {path}: make the folder writable for this user, or choose another folder"
     return f"cannot write {path}: {error.strerror or error}; fix that and run again; no partial file remains"

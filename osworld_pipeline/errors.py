@@ -2,7 +2,7 @@
 
 PipelineError
 ├── DependencyError      a program, package, kernel feature or disk space is missing
-├── RecipeError          a recipe (a run's TOML) contradicts itself; also a ValueError
+├── RecipeError          a recipe or another configuration is invalid; also a ValueError
 ├── TaskError            a task that cannot be run: malformed, or without an evaluator
 ├── DatasetError         a raw source that cannot be read at all
 ├── TableError           the DuckDB catalog: locked, absent, or a bad query

@@ -60,8 +60,12 @@ class Lock:
 def lock(path: Path, *, timeout_s: float = 0.0, is_shared: bool = False) -> Lock:
     """Locks the file `path`, which is created if it is missing; waits for `timeout_s`. Threads exclude each other too.
 
+    With lock files a wait may take 80 s, until the lock of a dead holder can be taken over; there is none if
+    `timeout_s` is 0 and the holder is not known to be dead.
+
     Raises:
         TakenError: another process, or thread, holds it.
+        StoreError: the files of a lock on a file system without locks are damaged.
         OSError: the file system refuses it.
     """
     path = path.absolute()

@@ -14,7 +14,7 @@ from osworld_pipeline.temp_names import temp_name
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """Errors of `flock` on a file system without locks."""
 OF_STATES = ("trajectories", "tables", "checkpoints", "blobs")
-"""Folders of a state that a process may use."""
+"""If one of these folders exists, the state is not new, and other processes may use it with another kind of lock."""
 _OCTAL = {"\\040": " ", "\\011": "\t", "\\012": "\n", "\\134": "\\"}
 
 
@@ -66,7 +66,7 @@ def explain_lock(path: Path, error: OSError) -> str:
             f"NFS 4 without the options nolock and local_lock; or create the empty file {MARKER} in the state folder "
             "while no process of any host uses it"
         )
-    return f"cannot lock {path}: {error.strerror or error}; fix that and run again"
+    return f"cannot lock {path} ({error.strerror or error}): remove the cause, and run again"
 
 
 def _need_locks(folder: Path, temp: Path) -> None:
@@ -101,7 +101,7 @@ def _need_links(folder: Path, temp: Path, other: Path) -> None:
 
 def _explain(folder: Path, error: OSError) -> str:
     if error.errno == errno.EROFS:
-        return f"the file system of {folder} is read-only: query it there, and run the pipeline in another folder"
+        return f"the file system of {folder} is read-only: run the pipeline in another folder; queries work here"
     if isinstance(error, PermissionError):
         return f"{folder} cannot be written by this user: make it writable, or choose another state folder"
     return f"{folder} cannot hold a state ({error.strerror or error}): choose a folder on another file system"

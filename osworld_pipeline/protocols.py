@@ -24,8 +24,8 @@ class DesktopInfo:
 
 
 class Desktop(Protocol):
-    """One episode's desktop, behind HTTP in practice. Each method raises EnvServerError, ReplicaError or SetupError
-    when the environment is at fault."""
+    """One episode's desktop, behind HTTP in practice. Each method except `close` raises EnvServerError, ReplicaError or
+    SetupError when the environment is at fault; `reset` raises TaskError if the task is refused."""
 
     async def reset(self, task: Task, *, record_id: str = "") -> tuple[Observation, DesktopInfo]:
         """`record_id`: the id under which the episode will be stored, for people who watch."""
@@ -129,7 +129,8 @@ class PolicyTrainer(Protocol):
     """Number of updates that produced these weights."""
 
     def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """One update; returns its metrics. The weights do not change without a training signal.
+        """One update; returns its metrics. The weights do not change without a training signal, or if the update is
+        held (`gspo.min_effective_share`).
 
         Raises:
             TrainingError: trainer and sampler disagree, a loss is not finite, a trajectory is malformed.

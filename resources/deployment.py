@@ -1,5 +1,5 @@
 """The resources of one deployment, for runs whose configuration does not name them; a run that names one replaces all
-its values. They come from the file that OSWORLD_DEPLOYMENT names, in the words of a run's configuration:
+its values. They come from the file that OSWORLD_DEPLOYMENT names, in the format of a run's configuration:
 
     resources:
       recipe: {config: {name: recipe.toml}}
@@ -76,10 +76,10 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     except (OSError, yaml.YAMLError) as error:
         raise refuse(str(error)) from error
     if not isinstance(loaded, dict) or loaded.keys() != {"resources"}:
-        raise refuse("it must have the one key `resources`, as a run's configuration")
+        raise refuse("it must have the one key `resources`, as in a run's configuration")
     resources = loaded["resources"] or {}
     if not isinstance(resources, dict):
-        raise refuse("`resources` must have the names of resources")
+        raise refuse(f"`resources` must have keys that are names of resources: {', '.join(TYPES)}")
     for name, entry in resources.items():
         if name not in TYPES:
             raise refuse(f"there is no resource `{name}`{did_you_mean(str(name), TYPES)}")

@@ -55,11 +55,15 @@ RESOURCES: tuple[tuple[str, type[BaseModel]], ...] = (
 OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     (
         "ENV_SERVER_TOKEN",
-        "env server, pipeline, viewer",
+        "env server, Dagster, pipeline, viewer",
         "the bearer token that the server requires and its clients send",
     ),
     ("OSWORLD_VIEWER_TOKEN", "viewer", "the token that the viewer requires beyond loopback"),
-    ("ENGINE_TOKEN", "pipeline", "the bearer token of sglang servers, or of an OpenAI-compatible endpoint"),
+    (
+        "ENGINE_TOKEN",
+        "Dagster, pipeline, weights receiver",
+        "the bearer token of sglang servers, or of an OpenAI-compatible endpoint",
+    ),
     (
         "OSWORLD_RETRAINING_CRON",
         "Dagster",
@@ -111,15 +115,15 @@ OWN_VARIABLES: tuple[tuple[str, str, str], ...] = (
     ("HF_ENDPOINT", "hub client", "the address of a hub other than huggingface.co"),
     (
         "OSWORLD_STATE_REMOTE",
-        "pipeline",
+        "Dagster, pipeline",
         "`s3://BUCKET/PREFIX`: the object store of the state, as `state.remote` and `--state-remote` name it",
     ),
     (
         "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, AWS_REGION",
-        "pipeline",
+        "Dagster, pipeline",
         "credentials and location of that object store; only read from the environment",
     ),
-    ("SGLANG_ENV", "doctor", "the Python environment with sglang"),
+    ("SGLANG_ENV", "pipeline, programs", "the folder of the Python environment with sglang"),
 )
 """(name, readers, meaning). Slime-OSWorld's names are in docs/recipes.md, with the keys that they set."""
 

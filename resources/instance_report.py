@@ -1,5 +1,5 @@
-"""`python -m resources.instance_report FOLDER`: describes a Dagster instance as one JSON object, for a doctor that does
-not import Dagster. It is read-only: it creates no folder and no table."""
+"""`python -m resources.instance_report FOLDER`: describes a Dagster instance as one JSON object, for the command
+`doctor`, which does not import Dagster. It is read-only: it creates no folder and no table."""
 
 import json
 import logging

@@ -160,7 +160,7 @@ def _start(
 
 @contextmanager
 def _job_file(job: Mapping[str, Any], parent_pid: int) -> Iterator[int]:
-    """An anonymous file, because jobs contain secrets; every rank reads its copy from the start."""
+    """An anonymous file, because jobs contain secrets; the ranks share it, and each reads it from the beginning."""
     with tempfile.TemporaryFile() as file:
         file.write(json.dumps({**job, "parent_pid": parent_pid}).encode())
         file.flush()

@@ -60,7 +60,7 @@ class QueueLauncher(ProgramLauncher):
     """Programs as jobs of a queue whose machines share the state folder and have this package installed."""
 
     runs_several_ranks: ClassVar[bool] = False
-    """Whether its `job_module` does."""
+    """Whether the module `job_module` can start several ranks."""
     grace_s: float = Field(
         default=20.0, description="Seconds between the request to stop and the stop; longer than saving a checkpoint."
     )
@@ -155,7 +155,8 @@ class _Run:
     has_started: bool = False
     """Whether its process runs."""
     waits_since: float | None = None
-    """None once it has all that it needs, or limits its wait itself."""
+    """Start of the program's wait for resources, by the monotonic clock; None if it does not wait, or limits the wait
+    itself."""
     waits_for: str = ""
     """What its process waits for; empty before it runs."""
     reader: MessageReader = field(init=False)

@@ -15,8 +15,8 @@ from resources.local_launcher import PROGRAM_ENV
 from resources.queue_launcher import QueueLauncher, Request
 
 JOB_ENV = {**PROGRAM_ENV, "RAY_TRAIN_V2_ENABLED": "1", "RAY_CHDIR_TO_TRIAL_DIR": "0"}
-"""A Ray cluster started here has these variables for all; on an existing cluster they are sent with the job, whose
-workers then start slightly slower."""
+"""On a Ray cluster started here all processes have these variables; on an existing cluster they are sent with the job,
+whose workers then start slightly slower."""
 
 
 class RayLauncher(QueueLauncher):

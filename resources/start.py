@@ -24,7 +24,7 @@ class StartResource(dg.ConfigurableResource):
     checkpoint: str = Field(
         default="",
         description="Empty: each stage trains the checkpoint of the asset upstream. `champion`, or the id of a "
-        "checkpoint: `stage` and the stages after it train it.",
+        "checkpoint: `stage` trains this checkpoint, and each later stage trains the result of the stage before it.",
     )
     stage: str = Field(
         default=str(Stage.FLYWHEEL),

@@ -1,8 +1,8 @@
 """The endpoints of AReaL's OSWorld bridge, /envs ..., as its RemoteDesktopEnv calls them.
 
 A session needs no desktop: its reset leases one, with the server's bounded wait; the next reset, the close or the idle
-limit returns it. The client treats every answer from 400 on as the end of its trajectory, closes the session and drops
-its data. A fault is therefore never a reward there either, and a refused snippet also ends the trajectory."""
+limit returns it. The client treats every status from 400 on as the end of its trajectory, closes the session and drops
+its data. A fault therefore never becomes a reward in its training, and a refused action also ends the trajectory."""
 
 import asyncio
 import time
@@ -106,7 +106,8 @@ class _Session:
 
 
 class ArealSessions:
-    """Sessions over the server's episodes; a session that is not used for `idle_ttl_s` is removed."""
+    """Sessions over the server's episodes. When a session is created, those without a live episode that were not used
+    for `idle_ttl_s` are removed."""
 
     def __init__(self, episodes: EpisodeTable, *, idle_ttl_s: float) -> None:
         self._episodes, self._idle_ttl_s = episodes, idle_ttl_s
@@ -133,6 +134,7 @@ class ArealSessions:
         """None when the client hung up meanwhile.
 
         Raises:
+            UnknownSessionError: the session does not exist, or was closed meanwhile.
             PipelineError: as EpisodeTable.open; the session may be reset again.
         """
         with self._using(session_id) as session:

@@ -1,5 +1,6 @@
-"""The checks that every request passes first: the bearer token, compared in constant time; without a token, that no
-page of another site sent it; and the size and rate of its body. Bytes sent are counted."""
+"""The checks that every request passes first: its bearer token, compared in constant time, or, if the server has no
+token, that the request comes from this machine and not from a page of another site; then the size and rate of its
+body. Bytes sent are counted."""
 
 import logging
 import re
@@ -81,7 +82,7 @@ class Guard:
                 traced.update_name(f"{scope['method']} {_route_of(scope)}")
 
     def _why_refused(self, path: str, authorization: bytes) -> ASGIApp | None:
-        """The answer to a request without a token that allows it."""
+        """None if the request is allowed; else the answer that refuses it."""
         if self._token is None or self._secret is None or path in self._open_paths or self._token.is_in(authorization):
             return None
         reason = why_invalid(self._secret, bearer_of(authorization))

@@ -1,5 +1,5 @@
-"""Live screens for people who watch: each replica's screen is read a few times a second, however many watch it, and
-only while it is watched. Nothing is sent while nothing changes."""
+"""Live screens for people who watch: each replica's screen is read a few times a second, once for each requested width,
+however many people watch it, and only while it is watched. Nothing is sent while nothing changes."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ CLOSE_UP_FRAMES_PER_S = 5.0
 MAX_STREAMS = 16
 LOOK_INTERVAL_S = 1.0
 RETRY_S = 0.5
-"""Time until a desktop without frames, for example during a reset, is asked again."""
+"""Delay before the frames of a desktop are requested again, for example during its reset."""
 
 
 class LiveScreens:

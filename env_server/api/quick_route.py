@@ -52,8 +52,8 @@ class QuickRoute(APIRoute):
 async def read_message(request: Request, kind: type[Kind]) -> Kind:
     """
     Raises:
-        HTTPException: 415, the Content-Type is not JSON. A web page of another site can send any other type to a server
-            on this machine without a preflight request.
+        HTTPException: 415, the Content-Type is not JSON. A web page of another site can send some other types to a
+            server on this machine without a preflight request.
         RequestValidationError: the body is not a valid message.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()

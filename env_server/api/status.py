@@ -1,5 +1,6 @@
 """Pages for a browser: the state and the screen of each replica, and the API. The pages contain no data; they request
-data with the token. Viewing them causes no work on a desktop that has an episode."""
+data with the token. Single pictures cause no work on a desktop that has an episode; live screens are read from each
+watched desktop, also during an episode (live.py)."""
 
 import base64
 import hashlib

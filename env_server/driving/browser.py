@@ -74,7 +74,7 @@ async def open_tabs(guest: GuestClient, urls: Sequence[str]) -> list[dict[str, s
 
 
 async def close_tabs(guest: GuestClient, urls: Sequence[str]) -> list[dict[str, str]]:
-    """Closes one tab for each of the URLs that is open. Returns the remaining tabs."""
+    """For each URL that is open in a tab, closes one such tab. Returns the remaining tabs."""
     tabs = await list_tabs(guest)
     closing: list[str] = []
     for url in urls:

@@ -60,7 +60,7 @@ class _OwnGrader:
 
 
 class OwnGraders:
-    """The metrics and getters of this package."""
+    """Our own metrics and getters (osworld_pipeline.task_schema)."""
 
     version = GRADER_VERSION
 

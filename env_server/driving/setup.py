@@ -1,8 +1,9 @@
 """Runs set-up verbs: the steps of a task's `config` on a fresh desktop, and of its `postconfig` before grading.
 
 A verb that fails is a SetupError. Two exceptions follow OSWorld: a window that is not found by its title, because
-titles differ between desktops, and, before grading, a program that does not start: if the agent broke it, the agent
-has failed its task, and that is no fault.
+titles differ between desktops; and, before grading, a program that does not start, a wallpaper that cannot be set, and
+browser tabs that cannot be opened or closed: if the agent broke them, the agent has failed its task, and that is no
+fault.
 """
 
 import asyncio

@@ -58,7 +58,7 @@ class Episode:
         self.note = ""
         """What the client said about the last step, for people who watch."""
         self.reward: float | None = None
-        """The reward of the last evaluation; None before one."""
+        """The reward of the last evaluation; None before one, and after a further step."""
         self.opened_at = self.last_used_at = self.prepared_at = time.monotonic()
         self.idle_ttl_s: float | None = None
         """The idle limit of this episode, if its client set one."""
@@ -161,7 +161,7 @@ class Episode:
 
         Raises:
             ActionParseError: the input was refused; nothing was executed or marked.
-            PersonInputError: the episode is graded, or too many inputs wait.
+            PersonInputError: the episode is graded, the demonstration has ended, or too many inputs wait.
             ReplicaError: the desktop died.
         """
         action = check_input(action, is_demonstration=self.demonstration is not None)

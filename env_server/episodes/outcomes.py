@@ -18,7 +18,7 @@ class RecordingError(EnvServerError):
 
 
 class StepOrderError(EnvServerError):
-    """A step number that is neither the last one, sent again, nor the next."""
+    """A step number that is neither the last nor the next, or the last number with another action."""
 
 
 @dataclass(frozen=True, kw_only=True)

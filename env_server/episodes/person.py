@@ -36,7 +36,7 @@ def check_input(action: str, *, is_demonstration: bool) -> str:
 
 def touched_sentence(num_inputs: int) -> str:
     count = "an input" if num_inputs == 1 else f"{num_inputs} inputs"
-    return f"a person sent {count} to its desktop, so its reward is not the policy's own"
+    return f"a person sent {count} to the desktop of this episode, so its reward is not the policy's own"
 
 
 class InputQueue:

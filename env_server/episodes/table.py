@@ -130,7 +130,7 @@ class EpisodeTable:
             wanted = "x".join(map(str, env_config.screen_size))
             raise ScreenSizeError(
                 f"this env server's screens are {screen[0]}x{screen[1]}, not {wanted}; "
-                f"ask for that size, or start a server with --screen-size {wanted}"
+                f"ask for {screen[0]}x{screen[1]}, or start a server with --screen-size {wanted}"
             )
 
     async def open(
@@ -147,7 +147,7 @@ class EpisodeTable:
 
         Raises:
             TaskError, ScreenSizeError: refused before a desktop is leased.
-            NoCapacityError: none became free in time.
+            NoCapacityError: none became free in time, or the server is draining or shutting down.
             SetupError, ReplicaError: the desktop could not be set up; it has been returned to the pool.
         """
         if not request_id:
@@ -266,7 +266,7 @@ class EpisodeTable:
     async def close(
         self, episode_id: str, reason: str = "it was closed", *, outcome: EpisodeOutcome = "closed"
     ) -> None:
-        """Closing twice is no error; an unknown id is one."""
+        """Closing twice is no error. UnknownEpisodeError for an unknown id."""
         entry = self._entries.pop(episode_id, None)
         if entry is None:
             if episode_id not in self._tombstones:

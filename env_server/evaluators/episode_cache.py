@@ -31,7 +31,7 @@ class LargeChecks(asyncio.Semaphore):
 
 class EpisodeCache:
     """OSWorld's cache folder of one episode, in memory: files that set-up verbs stored for the grader, by name, and
-    files that the current check has fetched. Small files are also kept for the next check."""
+    files that the current check has fetched. Small files are also kept for all later checks, up to SMALL_BYTES."""
 
     def __init__(self, large_checks: LargeChecks | None = None, *, max_bytes: int = 256 * 1024 * 1024) -> None:
         self._files: dict[str, ResultFile] = {}

@@ -25,7 +25,7 @@ NUM_PROCESSES = 2
 CPU_LIMIT_S = 10
 """CPU time of one metric."""
 MAX_RESULT_BYTES = 32 << 20
-"""Most bytes of the desktop's data."""
+"""Maximum size of the desktop's data, pickled."""
 END_LIMIT_S = 0.5
 """Time for an idle process to exit by itself."""
 WALL_LIMIT_S = 60.0
@@ -41,7 +41,8 @@ class MetricProcesses:
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def run(self, name: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> float:
-        """The score; 0 if the first argument, the desktop's data, is too large or exceeds a limit.
+        """The score; 0 if the first argument, the desktop's data, is too large, or if the metric exceeds its limit of
+        CPU time or memory.
 
         Raises:
             EvaluatorError: the metric crashed, or exceeded the wall-clock limit.
@@ -50,7 +51,7 @@ class MetricProcesses:
             # Pickled inside the semaphore, which limits the number of concurrent copies.
             request = pickle.dumps((name, list(arguments), dict(options)), protocol=5)
             if arguments and len(request) > MAX_RESULT_BYTES < len(pickle.dumps(arguments[0], protocol=5)):
-                return _too_much(name, f"{MAX_RESULT_BYTES >> 20} MiB to read")
+                return _too_much(name, f"{MAX_RESULT_BYTES >> 20} MiB of space")
             process = self._take_idle() or await self._start()
             try:
                 answer = await _ask(process, request)

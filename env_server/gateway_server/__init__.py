@@ -9,7 +9,8 @@ injected faults. It is a separate program, `osworld-gateway`.
 | GET, POST /v1/sandboxes/ID/guest/PATH, `Idempotency-Key` | the guest's answer, with `X-Answered-By: guest` |
 | GET /healthz | counts, without the token |
 
-Every other call needs `Authorization: Bearer TOKEN`, and a call that names a sandbox needs `X-Sandbox-Session` too.
-Over the quota the answer is 429 with Retry-After. A call with an `Idempotency-Key` is executed once: sent again, it
-gets the same answer. An answer that is not the guest's is `{"error": ...}`.
+If a token is set, every other call needs `Authorization: Bearer TOKEN`. A call that names a sandbox also needs
+`X-Sandbox-Session`. Over the quota the answer is 429 with Retry-After. A call with an `Idempotency-Key` is executed
+once: sent again, it gets the same answer, unless it failed in the gateway. An error of the gateway is
+`{"error": ...}`, without `X-Answered-By`.
 """

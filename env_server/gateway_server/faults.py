@@ -14,7 +14,7 @@ MAX_SLOW_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class FaultShares:
-    """Each is a share of all calls, in 0..1."""
+    """Shares of all calls, each in 0..1, and the wait of a slow call."""
 
     fail: float = 0.0
     """502 before the call is executed."""
@@ -31,7 +31,8 @@ class FaultShares:
         """`fail=0.1,lose=0.05,busy=0.1,slow=0.2:1.5`; the last number is seconds.
 
         Raises:
-            ValueError: an unknown name, or a share outside 0..1.
+            ValueError: an unknown name, not a number, a share outside 0..1, shares whose sum exceeds 1, or a wait that
+                is too long.
         """
         values: dict[str, float] = {}
         for part in filter(None, (piece.strip() for piece in text.split(","))):

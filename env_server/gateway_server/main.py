@@ -57,7 +57,7 @@ def _run(words: Sequence[str]) -> int:
 def make_parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog=PROGRAM,
-        description="Serves desktops of this machine as remote sandboxes for the provider gateway.",
+        description="Serves desktops of this machine as remote sandboxes, for env servers with --provider gateway.",
         epilog=f"The token that clients must send comes from the environment: {TOKEN_VARIABLE}.",
     )
     add = parser.add_argument
@@ -65,7 +65,8 @@ def make_parser() -> ArgumentParser:
     add_server_flags(parser)
     add("--provider", choices=("local", "qemu"), default="local", help="kind of desktop (default local)")
     add("--quota", type=_at_least_one, default=4, help="sandboxes at a time; further ones get 429 (default 4)")
-    add("--lifetime-s", type=_seconds, default=300.0, help="end a sandbox not used or refreshed for this time (300)")
+    about_lifetime = "end a sandbox that was not used or refreshed for this time (default 300)"
+    add("--lifetime-s", type=_seconds, default=300.0, help=about_lifetime)
     add("--retry-after-s", type=_seconds, default=5.0, help="Retry-After for a client over the quota (default 5)")
     add("--host", default="127.0.0.1", help="any address but loopback requires a token")
     add("--port", type=int, default=8200, help="0 selects a free port (default 8200)")
@@ -176,14 +177,14 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 def _at_least_one(text: str) -> int:
     value = int(text)
     if value < 1:
-        raise argparse.ArgumentTypeError("at least 1")
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
     return value
 
 
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0.0 < value < 1e6:
-        raise argparse.ArgumentTypeError("seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"must be more than 0 and less than 1000000 seconds, not {text}")
     return value
 
 

@@ -34,7 +34,7 @@ class QuotaError(PipelineError):
 
 
 class GoneError(PipelineError):
-    """There is no such sandbox, or it belongs to another session."""
+    """There is no such sandbox, it died, or it belongs to another session."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,10 @@ class HeldSandbox:
         """GoneError: it does not belong to this session."""
         known = (self.session_id, self._old_session_id)
         if not any(hmac.compare_digest(session_id.encode(), each.encode()) for each in known):
-            raise GoneError(f"the sandbox {self.sandbox_id} belongs to another session; refresh it, or start another")
+            raise GoneError(
+                f"the sandbox {self.sandbox_id} belongs to another session; send its newest session id, "
+                "or start another sandbox"
+            )
 
     def renew(self, session_id: str) -> None:
         """Issues another session id. The previous one stays valid, for calls in progress and for a client that did not

@@ -28,7 +28,8 @@ MAX_WIDTH = 1024
 READ_LIMIT_S = 10.0
 """Time limit for one tree; nodes that are not read by then are left out."""
 SILENT_S, MAX_SILENT = 1.0, 2
-"""A request that fails after this time counts as unanswered; after this many the rest of the program is skipped."""
+"""A request that fails after SILENT_S counts as unanswered; after MAX_SILENT unanswered requests the rest of the
+program's tree is skipped."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]", re.ASCII)
 

@@ -129,7 +129,7 @@ def _check_number(name: str, key: str, value: Any) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e6:
-        raise ValueError(f"{name}: {key} must be a number, not {value!r}")
+        raise ValueError(f"{name}: {key} must be a number between -1e6 and 1e6, not {value!r}")
 
 
 def perform_calls(device: Any, calls: Sequence[Any]) -> None:

@@ -52,7 +52,7 @@ def run_command(
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> Answer:
-    """Runs to the end or to the limit, then kills the command and its process group. `environment` is added to the
+    """Runs the command to its end; at the limit, kills it and its process group. `environment` is added to the
     desktop's own."""
     try:
         argv = arguments_of(command, shell=shell)

@@ -39,8 +39,9 @@ class Frames:
         self._lock, self._num_streams = threading.Lock(), 0
 
     def stream(self, width: int, interval_s: float) -> Generator[bytes, None, None]:
-        """Records of 4 bytes with a size and a JPEG of that size, at most `width` pixels wide. The screen is read every
-        `interval_s`; there is a record each time that a pixel has changed. Ends after STREAM_S.
+        """Records: 4 bytes with the length of a JPEG, then the JPEG, at most `width` pixels wide. The screen is read
+        every `interval_s`; there is a record if a pixel has changed, and an empty one after HEARTBEAT_S without a
+        change. Ends after STREAM_S.
 
         Raises:
             ValueError: a number is out of range, or there are too many streams.

@@ -55,7 +55,7 @@ def main() -> None:
     os.umask(0o022)
     make_root(Path(arguments["--image"]), memory_bytes=int(arguments["--memory-bytes"]))
     set_limits(max_processes=int(arguments["--max-processes"]))
-    Path("/proc/self/oom_score_adj").write_text("800")  # when memory runs out, desktops are killed before the host's
+    Path("/proc/self/oom_score_adj").write_text("800")  # if memory runs out, desktops are killed before host processes
     Path("/proc/sys/user/max_user_namespaces").write_text("1")  # only the desktop user's, which is made next
     install_filter()
     namespace = make_user_namespace()
@@ -73,9 +73,9 @@ def main() -> None:
 
 
 def make_root(image: Path, *, memory_bytes: int) -> None:
-    """A root in memory: a copy of the image, the host's /usr read-only, /proc, /dev, and folders of limited size. A
-    copy instead of an overlay: the image is a few hundred small files, and on a plain file system a folder of the
-    image can be renamed or deleted and created again with every kernel."""
+    """A root in memory: a copy of the image, the host's /usr read-only, /proc, /dev, and folders of limited size. It is
+    a copy instead of an overlay, because the image is only a few hundred small files, and because not every kernel
+    can rename a folder of an overlay's lower layer, or delete and create it again."""
     NEW_ROOT.mkdir()
     _mount("root", NEW_ROOT, "tmpfs", MS_NOSUID | MS_NODEV, f"size={memory_bytes * ROOT_SHARE // SHARES},mode=0555")
     subprocess.run(

@@ -54,7 +54,7 @@ class MessageBuses:
 
 
 class StopWatch:
-    """Checks, during one request, whether one of the buses or `pid` is stopped or has ended."""
+    """Checks, during one request, whether one of the services or `pid` is stopped, or a bus has ended."""
 
     def __init__(self, buses: MessageBuses, pid: int) -> None:
         self._buses, self._pid = buses, pid

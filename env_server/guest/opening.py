@@ -19,7 +19,8 @@ def opening_command(path: Path) -> list[str]:
 
 
 def expand_command(line: str, path: Path) -> list[str]:
-    """The Exec line of a desktop entry with its field codes replaced: %f %F %u %U by the path, the others dropped."""
+    """The Exec line of a desktop entry with its field codes replaced: %f and %F by the path, %u and %U by its URI, the
+    others dropped. The path is appended if none of these is there."""
     words, is_placed = [], False
     for word in shlex.split(line):
         if word in ("%f", "%F", "%u", "%U"):

@@ -51,7 +51,8 @@ def main() -> None:
 
 
 def keep_together() -> None:
-    """Descendants stay below this process, none gains rights by exec, and this process ends with the host process."""
+    """Descendants stay below this process, none gains rights by exec, and this process ends with the host process.
+    Also installs the system-call filter and the limits of core dumps and data."""
     libc = ctypes.CDLL(None, use_errno=True)
     for option, value in (
         (PR_SET_PDEATHSIG, signal.SIGTERM),
@@ -99,7 +100,7 @@ def start_agent(argv: list[str], image: Path, folder: Path) -> int:
 
 
 def end_all() -> None:
-    """Sends TERM to all descendants, and after a moment KILL, until none is left."""
+    """Sends TERM to all descendants, and after GRACE_S KILL, until none is left or END_LIMIT_S has passed."""
     started_at = time.monotonic()
     while True:
         pids = list(descendants(os.getpid()))

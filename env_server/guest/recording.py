@@ -46,7 +46,7 @@ class Recorder:
                 raise RecordingError("Recording is already in progress.", status=400)
             program = shutil.which("ffmpeg")
             if program is None:
-                message = "this desktop has no ffmpeg; install the Debian package ffmpeg where the desktop's /usr is"
+                message = "this desktop has no ffmpeg; install Debian's ffmpeg on the host or image that has its /usr"
                 raise RecordingError(message, status=501)
             self.file.unlink(missing_ok=True)
             self._process = start_program(

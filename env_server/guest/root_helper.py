@@ -21,7 +21,7 @@ MAX_MESSAGE_BYTES = 1024 * 1024
 RECEIVE_LIMIT_S = 5.0
 """Time limit for receiving a whole request."""
 MAX_HALF_SENT = 64
-"""Most requests that are received only in part."""
+"""Maximum number of requests that are only partly received at a time."""
 NUM_FILES = 3
 """File descriptors that come with a command: its standard streams."""
 PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 47, 4
@@ -197,7 +197,8 @@ class RootHelper:
 
 
 def _drop_capabilities() -> None:
-    """Drops them for this process and all its children: an inherited capability would outlast the bounding set."""
+    """Drops _DROPPED for this process and all its children, and clears the inheritable set: an inherited capability
+    would outlast the bounding set."""
     header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
     if _libc.capget(header, data):

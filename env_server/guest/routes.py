@@ -27,7 +27,7 @@ from .xinput import Input
 WINDOW_WAIT_S = 5.0
 DEFAULT_TIMEOUT_S = 120.0
 MAX_FILE_BYTES = 256 * 1024 * 1024
-"""Limit of a file that is read whole; an agent's file must not fill the memory of the desktop that grades it."""
+"""Limit of a file that is read whole: an agent's file must not fill the desktop's memory when a grader reads it."""
 MAX_LISTED = 50_000
 MAX_DEPTH = 64
 """Depth limit of a folder that is listed; deeper folders are shown without children."""
@@ -143,7 +143,8 @@ class DesktopRoutes:
         until = time.monotonic() + float(request.fields.get("max_wait_time") or 10)
         while not self._is_verified(verification):
             if time.monotonic() > until:
-                return Reply({"status": "error", "message": "Verification failed: not true in time"}, status=500)
+                message = "Verification failed: the expected effect did not appear in time"
+                return Reply({"status": "error", "message": message}, status=500)
             time.sleep(float(request.fields.get("check_interval") or 1))
         return reply
 
@@ -274,8 +275,8 @@ class DesktopRoutes:
 
 
 class OsworldRoutes:
-    """A guest with only the routes that OSWorld's own guest has, without our extensions: simulates a foreign
-    desktop."""
+    """A guest without our extension /act and without parameters of the query, so that every screenshot is a PNG:
+    simulates a foreign desktop."""
 
     def __init__(self, routes: DesktopRoutes) -> None:
         self._routes = routes

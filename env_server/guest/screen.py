@@ -18,7 +18,7 @@ _COLOUR_BYTES = 12
 JPEG_QUALITY = 90
 WEBP_QUALITY = 80
 FULL_COLOUR_QUALITY = 95
-"""A JPEG of this quality or more has full chroma resolution (4:4:4), which takes half as much time again."""
+"""A JPEG of this quality or more has full chroma resolution (4:4:4), which takes 1.5 times as long."""
 PNG_LEVEL = 2
 MAX_SIDE = 16_384
 _PNG_LINES = 32

@@ -45,7 +45,7 @@ class StreamReply(Reply):
 
 
 class Request:
-    """A parsed request; `fields` are the JSON or form fields, bytes if a file was uploaded."""
+    """A parsed request; `fields` are the fields of the JSON or form body. Those of a multipart body are bytes."""
 
     def __init__(self, query: dict[str, str], fields: dict[str, Any]) -> None:
         self.query, self.fields = query, fields

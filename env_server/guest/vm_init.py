@@ -179,7 +179,7 @@ def start_agent(options: Mapping[str, str]) -> int:
 
 def listen_to_host() -> None:
     """Each line is a JSON object `{time_s, seed, open_network}`: the machine was restored at a later time, possibly as
-    one of many copies of one state. The answer is a line `{"ok": true}`."""
+    one of many copies of one state. The answer is a line `{"ok": true}`, or `{"ok": false, "error": ...}`."""
     with open(HOST_LINE, "r+b", buffering=0) as line:
         tty.setraw(line.fileno(), termios.TCSANOW)
         pending = b""
@@ -196,7 +196,8 @@ def listen_to_host() -> None:
 
 
 def wake_up(message: Mapping[str, object]) -> None:
-    """Sets the clock and reseeds the random number generator of this machine."""
+    """Sets the clock and reseeds the random number generator of this machine. With `open_network` it also adds the
+    default route and the name server."""
     time.clock_settime(time.CLOCK_REALTIME, float(str(message["time_s"])))
     seed = bytes.fromhex(str(message["seed"]))
     with open("/dev/random", "wb", buffering=0) as pool:

@@ -49,11 +49,12 @@ class DesktopLimits:
 
     def __post_init__(self) -> None:
         if self.memory_bytes < SMALLEST_MEMORY_BYTES:
-            raise ValueError(f"a desktop needs {SMALLEST_MEMORY_BYTES >> 20} MiB of memory, not {self.memory_bytes}")
+            least = SMALLEST_MEMORY_BYTES
+            raise ValueError(f"a desktop needs at least {least} bytes of memory, not {self.memory_bytes}")
         if self.num_processes < SMALLEST_NUM_PROCESSES:
-            raise ValueError(f"a desktop needs {SMALLEST_NUM_PROCESSES} processes, not {self.num_processes}")
+            raise ValueError(f"a desktop needs at least {SMALLEST_NUM_PROCESSES} processes, not {self.num_processes}")
         if self.max_cpus is not None and self.max_cpus < SMALLEST_MAX_CPUS:
-            raise ValueError(f"a desktop needs {SMALLEST_MAX_CPUS:g} CPUs, not {self.max_cpus:g}")
+            raise ValueError(f"a desktop needs at least {SMALLEST_MAX_CPUS:g} CPUs, not {self.max_cpus:g}")
 
 
 OutOfMemory = Literal["own", "host"]

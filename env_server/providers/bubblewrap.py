@@ -23,8 +23,9 @@ SYSTEM_FOLDERS = (
 
 
 def nameless_listener() -> tuple[socket.socket, int]:
-    """A listening Unix socket whose name is removed at once, and a path to reach it (/proc/self/fd/N). So there is no
-    file to clean up, no limit on the path's length, and no file in the guest that could replace it."""
+    """A listening Unix socket whose name is removed at once, and a descriptor N with which this process reaches it as
+    /proc/self/fd/N. So there is no file to clean up, no limit on the path's length, and no file in the guest that could
+    replace it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with tempfile.TemporaryDirectory(prefix="desktop-") as folder:
@@ -60,7 +61,8 @@ async def end_sandbox(
             while process.poll() is None:  # noqa: ASYNC110 - a moment after its last descriptor
                 await asyncio.sleep(REAP_INTERVAL_S)
     except TimeoutError as error:
-        raise ReplicaError(f"{what} is still running {limit_s:g} s after SIGKILL") from error
+        sent = "SIGKILL" if has_walls else "SIGTERM"
+        raise ReplicaError(f"{what} is still running {limit_s:g} s after {sent}") from error
 
 
 async def _kill_until_silent(process: subprocess.Popen[bytes], stderr_tail: StderrTail) -> None:
@@ -78,7 +80,7 @@ async def _kill_until_silent(process: subprocess.Popen[bytes], stderr_tail: Stde
 
 
 def children_of(pid: int) -> list[int]:
-    """Children of its main thread; none once it has ended."""
+    """Children of the main thread of process `pid`; empty once the process has ended."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:

@@ -17,7 +17,8 @@ MOST_TIMES_MEDIAN = 4.0
 """A desktop that used more than this many times the median CPU time of the others gets a small weight."""
 FLOOR_CPUS = 0.5
 FLOOR_EQUAL_PARTS = 2.0
-"""A desktop that uses fewer processors than this, or fewer equal parts of all, keeps its weight."""
+"""A desktop keeps its weight if it uses no more processors than the smaller of these two: FLOOR_CPUS, or
+FLOOR_EQUAL_PARTS equal parts of all processors."""
 SMALL_WEIGHT = 1 / 8
 """1/32 was too small: on a busy machine a guest agent did not answer within 70 s, and a hostile episode ended as a
 fault."""

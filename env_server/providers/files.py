@@ -16,7 +16,8 @@ _POLL_S = 0.2
 
 @contextmanager
 def locked(path: Path, *, limit_s: float) -> Generator[None, None, None]:
-    """A lock held by one process at a time; it is released when the process is killed."""
+    """A lock held by one process at a time; it is released when the process is killed. DependencyError if another
+    process holds it for `limit_s`."""
     with path.open("a") as file:
         until = time.monotonic() + limit_s
         while True:
@@ -33,29 +34,30 @@ def locked(path: Path, *, limit_s: float) -> Generator[None, None, None]:
 
 
 def keep_newest(folder: Path, pattern: str, count: int) -> None:
-    """Removes all but the newest: files of older recipes, agents or QEMUs. A machine that is running keeps its open
-    files."""
+    """Removes all but the `count` newest: files of older recipes, agents or QEMUs. A machine that is running keeps its
+    open files."""
     found = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in found[count:]:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path, prefix: str) -> None:
-    """Removes the files of a killed builder; to be called with its lock held."""
+    """Removes the working folders of killed builders. Call it with the builders' lock held."""
     for path in folder.glob(f"{prefix}*"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
 
 
 def make_readable(folder: Path) -> None:
-    """Makes it readable for every user who can reach the folder, under any umask."""
+    """Makes a folder of files readable for every user who can reach it, under any umask."""
     folder.chmod(0o755)
     for path in folder.iterdir():
         path.chmod(0o644)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Atomic: a reader never sees a partial file. An existing file has the same content."""
+    """Writes the file unless it exists; an existing one must have the same content. Atomic: a reader never sees a
+    partial file."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,8 @@ class EndLimits:
     """Seconds. Slower steps continue in the background; what is left at the end is named."""
 
     one_s: float = STOP_LIMIT_S
-    """Limit until the processes of one sandbox end, and again until its control group is empty, at each attempt."""
+    """Limit until the processes of one sandbox end, at each attempt. Its control group then gets the same time, but at
+    most REMOVE_LIMIT_S, to become empty."""
     all_s: float = 20.0
     """Time limit for the remaining releases when the provider closes."""
 
@@ -149,7 +150,10 @@ class Releases:
             ReplicaError: too many sandboxes have not ended yet.
         """
         if sum(release.was_tried.is_set() for release in self._open.values()) >= MAX_UNFINISHED:
-            raise ReplicaError(f"no further desktop is started while parts of others remain: {self._names()}")
+            raise ReplicaError(
+                f"no further desktop is started while parts of others remain: {self._names()}; look for processes that "
+                "do not exit"
+            )
 
     async def release(self, held: Releasable) -> None:
         """Returns after the first attempt; the rest is done in the background. Idempotent, and continues if the caller

@@ -30,7 +30,8 @@ class HostUsers:
 
     @classmethod
     def open(cls, *, uid_map: Path = Path("/proc/self/uid_map"), ranges: Iterable[range] = RANGES) -> Self:
-        """A desktop's root must not be the host's root, not even in a namespace: it owns the files under /proc/sys.
+        """Finds the ids. A desktop's root must not be the host's root, not even in a namespace, because the host's root
+        owns the files under /proc/sys.
 
         Raises:
             DependencyError: this is root, and there is no other user.

@@ -90,7 +90,7 @@ def try_sandbox(command: Sequence[str], *, limit_s: float) -> None:
     """Runs the command of a sandbox that ends by itself.
 
     Raises:
-        DependencyError: it was not made; names the setting if the machine forbids it.
+        DependencyError: the sandbox was not created; names the setting if the machine forbids it.
     """
     try:
         done = subprocess.run(

@@ -141,8 +141,8 @@ class Sandbox:
             return True
 
     async def stop(self) -> None:
-        """Idempotent. Killing bubblewrap ends the process namespace, and with it every process inside. What has not
-        ended within the limit is left to `releases`."""
+        """Idempotent. Killing the sandbox's process 1 ends the process namespace, and with it every process inside.
+        What has not ended within the limit is left to `releases`."""
         self._was_stopped_alive = self._was_stopped_alive or self.is_alive()
         if self._held.process is not None and not self._spec.is_sandboxed:
             self._held.process.terminate()  # it kills all its descendants

@@ -95,7 +95,8 @@ def _make(images: Path, prefix: Path, make: Callable[[Path], None]) -> None:
         make(work)
         made = home / ".wine"
         link_programs(made / "drive_c", SOURCES)
-        # Wine compares this with the times of its own files, and would rebuild everything if they differ.
+        # Wine compares the time in this file with that of its own files, and rebuilds everything if they differ. The
+        # word `disable` prevents that.
         (made / ".update-timestamp").write_text(UPDATES)
         made.chmod(0o755)
         made.rename(prefix)

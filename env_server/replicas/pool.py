@@ -134,7 +134,7 @@ class Pool:
         pool's own.
 
         Raises:
-            NoCapacityError: none became free within the bounded wait.
+            NoCapacityError: none became free within the bounded wait, or the pool grants no leases (`is_draining`).
         """
         asked_at = time.monotonic()
         lease = await self._take(client_id, min(self._queue_timeout_s, queue_s or math.inf))

@@ -80,7 +80,7 @@ class AdapterCheckpoint:
 
 
 def find_adapter(folder: Path) -> AdapterCheckpoint | None:
-    """The adapter of a checkpoint folder; None if the folder holds whole weights or no checkpoint.
+    """The adapter of a checkpoint folder; None if the folder holds whole weights or no adapter.
 
     Raises:
         StoreError: it cannot be read, or is more than low-rank factors.

@@ -1,7 +1,7 @@
 """The context mode `window`: each turn is a separate sequence.
 
     system
-    user      <screenshot of the window's first turn> task, [Earlier Actions] one a line, that turn's own text
+    user      <screenshot of the window's first turn> task, [Earlier Actions] one per line, that turn's own text
     assistant its response, as sampled
     user      <screenshot> text
     ...       up to the newest turn, and the opening of the assistant's

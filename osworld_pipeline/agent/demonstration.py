@@ -54,7 +54,7 @@ def render_demonstration_windows(
     context's.
 
     Raises:
-        ValueError: the numbers of images and placeholders differ, or not even the first response fits.
+        ValueError: not even the first response fits.
     """
     shown: list[Sequence[Picture]] = []
     waiting_text: list[str] = []

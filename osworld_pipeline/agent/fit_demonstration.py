@@ -28,7 +28,7 @@ def fit_demonstration(
     target: Dialect | None = None,
 ) -> tuple[list[Mapping[str, Any]], list[bytes]]:
     """Turns and images for `render_demonstration`, translated to `target` (None keeps the dialect). In the same dialect
-    a turn whose image fits, or that has no point, is unchanged.
+    a turn is unchanged if its image fits, if it has no point, or if the coordinates do not depend on the image's size.
 
     Raises:
         ValueError: the bytes are not an image, the numbers of placeholders and images differ, or a turn cannot be

@@ -43,7 +43,8 @@ class ModelImage:
 
 
 def fit_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
-    """The largest size of nearly the same shape with sides divisible by 32 and at most `max_pixels` pixels."""
+    """The size with sides rounded to multiples of 32; reduced, in nearly the same shape, if it would have more than
+    `max_pixels` pixels."""
     if width % SIDE_FACTOR == 0 and height % SIDE_FACTOR == 0 and width * height <= max_pixels:
         return width, height
     fit_width, fit_height = _rounded(width), _rounded(height)

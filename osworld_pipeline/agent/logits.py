@@ -17,7 +17,8 @@ ROWS = 2048
 
 def project_logits(lm_head: nn.Module, hidden_ND: torch.Tensor) -> torch.Tensor:
     """Logits of hidden states, shape (N, V), from products summed in float32 and not rounded to the model's dtype;
-    float64 for a float64 model. Gradients are computed in the model's dtype."""
+    float64 for a float64 model. Gradients are computed in the model's dtype. A head with a bias, or of another class
+    than nn.Linear, is called as it is: its logits have its own dtype."""
     is_plain = type(lm_head) is nn.Linear and lm_head.bias is None
     if is_plain and lm_head.weight.dtype in (torch.bfloat16, torch.float16):
         return _WideProduct.apply(hidden_ND, lm_head.weight)

@@ -100,7 +100,8 @@ def check_placeholders(
     """Checks that each run of placeholders is as long as its image's tokens.
 
     Raises:
-        ValueError: a run is not; names the sequence and the image.
+        ValueError: a run is not, the numbers of runs and images differ, or the sequence is empty or has a video
+            placeholder; names the sequence.
     """
     ids = np.asarray(token_ids, dtype=np.int64)
     if ids.ndim != 1 or ids.size == 0:

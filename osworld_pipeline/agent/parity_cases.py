@@ -8,8 +8,8 @@ from osworld_pipeline.protocols import GenerateRequest, GenerateResult
 from osworld_pipeline.recipes.schema import AgentSection, DesktopSection
 
 SHAPED_PIXELS = 96 * 1024
-"""Size of a screen drawn for its shape: 96 tokens, above the minimum below which a published image processor resizes
-it."""
+"""Most pixels of a screen drawn for its shape: at most 96 tokens. The sizes stay above the minimum below which a
+published image processor resizes an image."""
 WARM = 2.0
 """A temperature at which a trained policy also gives tokens of moderate probability, because only these show changes of
 its logits."""
@@ -36,9 +36,9 @@ class ParitySample:
 
 
 def parity_cases(agent: AgentSection, desktop: DesktopSection) -> tuple[ParityCase, ...]:
-    """A text turn; a screen of the recipe's desktop size; a tall and a wide one, so that exchanged heights and widths
-    are detected; two turns with screens of different sizes; and two of the same size, whose order matters. Only text if
-    the recipe shows no screenshots."""
+    """A text turn; a screen of the recipe's desktop size; a tall screen, so that exchanged heights and widths are
+    detected; two turns with a square and a wide screen; and two turns with wide screens, whose order matters. Only text
+    if the recipe shows no screenshots."""
     text = ParityCase(name="text", screens=(draw_screen(32, 32, seed=0),), temperature=WARM, is_text=True)
     if not agent.show_screenshots:
         return (text,)

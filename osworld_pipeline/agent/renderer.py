@@ -147,6 +147,8 @@ def render_demonstration(
     if num_images != len(images):
         raise ValueError(f"the conversation has {num_images} image placeholders and {len(images)} images")
     if kept is None:
+        if max_tokens is None:
+            raise ValueError("the conversation has no assistant turn")
         raise ValueError(f"no assistant turn of the conversation ends within {max_tokens} tokens")
     num_tokens, num_images, num_turns = kept
     return RenderedConversation(

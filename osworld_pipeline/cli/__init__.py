@@ -87,7 +87,8 @@ def run() -> NoReturn:
 
 
 def main() -> None:
-    """Runs the command line. An error is one sentence and status 1, or a JSON object with --json."""
+    """Runs the command line. An error is one sentence, or a JSON object with --json, and status 1; a wrong option has
+    status 2."""
     asked = Asked.of(sys.argv[1:])
     sys.argv[1:] = without_debug(sys.argv[1:])
     try:

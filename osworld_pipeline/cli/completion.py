@@ -1,5 +1,5 @@
-"""Values that the shell completes: names of recipes, suites and checkpoints. An error while reading completes nothing,
-because a shell shows no message at that moment."""
+"""Values that the shell completes: names of recipes, suites, checkpoints and questions of the cookbook. An error while
+reading completes nothing, because a shell shows no message at that moment."""
 
 import os
 from collections.abc import Iterable

@@ -43,7 +43,10 @@ def demonstrate(
     who: Annotated[str, typer.Option(help="Name of the person, kept with the demonstration.")] = "",
     licence: Annotated[str, typer.Option(help="Licence of the demonstration; stored in every row.")] = "unknown",
     name: Annotated[
-        str, typer.Option(help="Import to add the demonstration to, and source of its rows: letters, digits and _.")
+        str,
+        typer.Option(
+            help="Import to add the demonstration to, and source of its rows: lower-case letters, digits and _."
+        ),
     ] = "person",
     limit_minutes: Annotated[float, typer.Option(min=0.1, help="Time for the whole demonstration.")] = 30.0,
     recipe: RecipeOption = "demo",

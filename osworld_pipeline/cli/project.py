@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="It is made if it does not exist.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(help="The project folder; created if missing.")] = Path("."),
     recipe: Annotated[
         str, typer.Option(help="The shipped recipe to copy.", autocompletion=completion.recipes)
     ] = "demo",

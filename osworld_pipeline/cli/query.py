@@ -59,7 +59,7 @@ def cookbook(
     ] = None,
     output: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
     show_sql: Annotated[bool, typer.Option("--sql", help="Print the query without running it.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="The whole cookbook as a page.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the whole cookbook as Markdown.")] = False,
     state: StateOption = Path("var"),
     as_json: JsonOption = False,
 ) -> None:

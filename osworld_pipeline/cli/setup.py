@@ -34,8 +34,8 @@ def setup(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Install what pip cannot: Debian packages, named first (as root or through sudo), and environments of their
-    own."""
+    """Install what pip cannot: Debian packages (as root or through sudo; their names are printed first), and separate
+    Python environments for sglang and desktop-env."""
     from osworld_pipeline.installing import debian_command, install_debian
     from osworld_pipeline.installing.environments import KINDS, make_environment
 
@@ -85,12 +85,12 @@ def sglang_cpu(
 
 
 def receive_weights(
-    folder: Annotated[Path, typer.Argument(help="Where they are stored: a disk that the sglang servers read.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the weights, on a disk that the sglang servers read.")],
     host: Annotated[
         str, typer.Option(help="Address to listen on; beyond loopback, ENGINE_TOKEN must have a token.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="Default: that of engine.receiver_port; 0: any.")
+        int | None, typer.Option(min=0, max=65535, help="Default: the default of engine.receiver_port; 0: any.")
     ] = None,
     keep: Annotated[int, typer.Option(min=2, help="Number of checkpoints and adapters to keep.")] = 4,
     as_json: ServingJsonOption = False,

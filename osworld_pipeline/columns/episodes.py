@@ -1,5 +1,6 @@
-"""The columns of episodes, steps and sequences, and the conversion of their records, without loss. Most columns are
-declared on the fields of the records; the others are computed, and declared here."""
+"""The columns of episodes, steps and sequences, and the conversion of their records, without loss except for lone
+surrogates in text and coordinates beyond 64 bits. Most columns are declared on the fields of the records; the others
+are computed, and declared here."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

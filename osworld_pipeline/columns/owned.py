@@ -27,10 +27,12 @@ UNION_TASKS = pa.schema(
     [
         column("task_id", TEXT, "The base id; `union_tasks` has one row for each domain of an id."),
         column("prompt", TEXT, "Equal to task_id, as in Slime-OSWorld."),
-        column("domain", TEXT, "Domain from the repository's tree, else the config's first related app."),
-        column("config_domain", TEXT, "Domain from the config."),
+        column(
+            "domain", TEXT, "Domain from the config, else the source, the repository's tree, or the first related app."
+        ),
+        column("config_domain", TEXT, "Domain from the config, else its first related app."),
         column("instruction", TEXT, "Instruction for the agent."),
-        column("task_config", TEXT, "The task's config as JSON; NULL if unknown."),
+        column("task_config", TEXT, "The task's config as JSON; {} if unknown."),
         column("task_config_source", TEXT, "distill_data, osworld_repo, import or missing."),
         column("has_task_config", FLAG, "A config is known."),
         column("platform", TEXT, "ubuntu, windows, or unknown without a config."),
@@ -68,7 +70,7 @@ REJECTS = pa.schema(
     [
         column("source_dataset", TEXT, "The raw source, or the import's name."),
         column("source_path", TEXT, "The file."),
-        column("source_line", INT64, "The line in that file, from 1; NULL for a whole file."),
+        column("source_line", INT64, "The line in that file, from 1; 0 for a whole file."),
         column("kind", TEXT, "Kind of the problem, in a word."),
         column("reason", TEXT, "The problem, in a sentence."),
         column("task_id", TEXT, "The task id, if readable."),

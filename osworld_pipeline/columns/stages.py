@@ -36,7 +36,7 @@ _METRICS: Sequence[pa.Field] = (
     column("num_tokens", INT64, "Tokens trained on, including prompts.", TOKENS),
     column("num_response_tokens", INT64, "Response tokens trained on.", TOKENS),
     column("tokens_per_s", FLOAT, "num_tokens per second of the trainer's time."),
-    column("handover_s", FLOAT, "Time until the engine had the weights that it trained.", SECONDS),
+    column("handover_s", FLOAT, "Time until the engine had the weights of this update.", SECONDS),
     column("rollout_s", FLOAT, "Time waiting for rollouts.", SECONDS),
     column("score_s", FLOAT, "Time of the log-probabilities before the update.", SECONDS),
     column(

@@ -51,11 +51,11 @@ def write_union_artefacts(
     num_workers: int | None = None,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> UnionSummary:
-    """Writes the five files into `output_dir`, all or none. `with_tree_tasks`: also include tasks that only the OSWorld
-    tree has; Slime-OSWorld omits them.
+    """Writes the five files into `output_dir`, each atomically, when all are complete. `with_tree_tasks`: also include
+    tasks that only the OSWorld tree has; Slime-OSWorld omits them.
 
     Raises:
-        DatasetError: no source exists, or a worker died.
+        DatasetError: no source exists, or a worker died or hangs.
         StoreError: a file cannot be written.
     """
     places = {source.name: _place(source, hf_root, osworld_repo) for source in (*REPLAY_SOURCES, *TASK_SOURCES)}

@@ -78,7 +78,8 @@ def _text_of(message: Mapping[str, Any]) -> str:
 
 
 def pyautogui_record(task_id: str, messages: Messages, images: Sequence[bytes]) -> dict[str, Any]:
-    """Another format: answers are bare pyautogui calls, or WAIT, DONE, FAIL, without a tool call."""
+    """Another format: answers that type, press keys, click or terminate are bare pyautogui calls, DONE or FAIL; other
+    answers keep their tool call."""
     return _with_answers(task_id, messages, images, _bare_answer)
 
 

@@ -38,7 +38,7 @@ FINAL, V3, HYBRID, COMBINED, CLEAN, BC = (
 EXPLORATORY = "exploratory_rollouts"
 
 CHUNKED_SHARE = 0.3
-"""Share of the demonstrations that are long enough for chunks."""
+"""Of the demonstrations that are long enough for chunks, the share that is also written in chunks."""
 DUPLICATE_SHARE = 0.3
 PYAUTOGUI_RECORDS = 2
 UNKNOWN_ACTION_RECORDS = 3
@@ -87,8 +87,8 @@ def write_raw_sources(
     known = {task.task_id for task in train_tasks}
     strangers = sorted({item.task_id for item in demonstrations} - known)
     if not demonstrations or strangers:
-        what = f"a demonstration of {strangers[0]}, which is not a training task" if strangers else "no demonstration"
-        raise DatasetError(f"cannot write raw sources from {what}; record demonstrations of the training tasks first")
+        why = f"{strangers[0]} has a demonstration and is not a training task" if strangers else "no demonstration"
+        raise DatasetError(f"cannot write raw sources: {why}; record demonstrations of the training tasks first")
     ordered = sorted(demonstrations, key=lambda item: (item.task_id, item.messages[-1]["content"][0]["text"]))
     places = {source.name: source.locate(state) for source in (*REPLAY_SOURCES, *TASK_SOURCES)}
     lines = _spread(ordered, random.Random(f"raw-sources/{seed}"))
@@ -178,7 +178,8 @@ def _task_tables(
 ) -> dict[str, list[dict[str, Any]]]:
     distilled = [task for task in train_tasks if rng.random() < DISTILL_SHARE] or list(train_tasks[:1])
     rows = [_task_row(task) for task in distilled] + [_task_row(WINDOWS_DISTILLED)]
-    # A second configuration of one task, and one under a chunk's id: the first wins, the base id counts.
+    # A second configuration of one task, of which the build uses the first; and one under a chunk's id, of which it
+    # uses the base id.
     again = {**distilled[0].config, "source": "a second copy"}
     rows.append({**_task_row(distilled[0]), "task_config": json.dumps(again)})
     chunk_id = f"{distilled[-1].task_id}_chunk1"

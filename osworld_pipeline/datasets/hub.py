@@ -81,9 +81,9 @@ def fetch_sources(
 
     Raises:
         DependencyError: huggingface_hub is not installed.
-        DatasetError: the hub cannot be reached or refuses, no such dataset, revision or file, or the content differs
-            from that locked under the same revision.
-        StoreError: the file system refused, or another fetch runs in this folder.
+        DatasetError: the hub cannot be reached or refuses, no such dataset, revision or file, the content differs from
+            that locked under the same revision, the lock file is damaged, or another fetch runs in this folder.
+        StoreError: the file system refused.
     """
     results: list[Fetched] = []
     with locked(
@@ -244,8 +244,8 @@ def _sha256(path: Path) -> str:
 
 
 def _ask(request: FetchRequest, call: Callable[[Any], Any]) -> Any:
-    """Calls the hub and raises each of its failures as a DatasetError of one sentence. The hub's own messages contain
-    no token."""
+    """Calls the hub. A failure of the hub is raised as a DatasetError of one sentence, a file that cannot be written as
+    a StoreError, a missing client as a DependencyError. The hub's own messages contain no token."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -253,11 +253,13 @@ def _ask(request: FetchRequest, call: Callable[[Any], Any]) -> Any:
         raise DependencyError("fetching needs huggingface_hub: install the extra 'pipeline'") from error
 
     what = f"{request.source.name} from {request.repo_id}@{request.revision}"
-    by_hand = f"or put the file at {request.source.path} by hand"
+    by_hand = f"or put the file at {request.source.path} in the datasets folder by hand"
     try:
         return call(huggingface_hub)
     except errors.GatedRepoError as error:
-        raise DatasetError(f"cannot fetch {what}: access must be granted on the dataset's page, then log in") from error
+        raise DatasetError(
+            f"cannot fetch {what}: request access on the dataset's page, then log in to the hub"
+        ) from error
     except errors.RevisionNotFoundError as error:
         raise DatasetError(f"cannot fetch {what}: there is no such revision; name a branch, tag or commit") from error
     except errors.RepositoryNotFoundError as error:
@@ -265,10 +267,8 @@ def _ask(request: FetchRequest, call: Callable[[Any], Any]) -> Any:
             f"cannot fetch {what}: no such dataset, or it is private; check the name, or log in to the hub"
         ) from error
     except errors.HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else "no"
-        raise DatasetError(
-            f"cannot fetch {what}: the hub answered with status {status}; try again, {by_hand}"
-        ) from error
+        status = f"status {error.response.status_code}" if error.response is not None else "an error without a status"
+        raise DatasetError(f"cannot fetch {what}: the hub answered with {status}; try again, {by_hand}") from error
     except (errors.HFValidationError, errors.FileMetadataError) as error:
         raise DatasetError(f"cannot fetch {what}: {str(error).splitlines()[0][:200]}; fix that, {by_hand}") from error
     except Exception as error:

@@ -13,11 +13,12 @@ Message = dict[str, Any]
 def normalise_messages(messages: Sequence[Mapping[str, Any]], *, system_prompt: str) -> tuple[Message, ...]:
     """The conversation with our system prompt, which replaces the recorded one.
 
-    In the string content of a user, each `<image>` (with adjacent line breaks) is an image. If the content is a list
-    with image parts, or the turn is the assistant's, `<image>` is plain text.
+    In a user's turn without image parts (a string, or a list of texts), each `<image>` (with adjacent line breaks) is
+    an image. If the content is a list with image parts, or the turn is the assistant's, `<image>` is plain text.
 
     Raises:
-        DatasetError: a turn without role or content, an unknown role, or no assistant turn; the message names the turn.
+        DatasetError: a turn without role or content, an unknown role, an image in an assistant's turn, or no assistant
+            turn; the message names the turn, if it is about one.
     """
     turns: list[Message] = [{"role": "system", "content": [{"type": "text", "text": system_prompt}]}]
     for index, message in enumerate(messages):

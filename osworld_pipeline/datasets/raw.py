@@ -96,7 +96,7 @@ def read_demonstrations(state: StateDir, source: Source) -> Iterator[RawRecord |
 
 
 def read_tasks(state: StateDir, source: Source) -> Iterator[RawTask | Reject]:
-    """The tasks of any other source: ids, and configs if it has them."""
+    """The tasks of a source that is not of demonstrations: ids, and configs if the source has them."""
     return read_tasks_at(source, source.locate(state))
 
 
@@ -154,7 +154,7 @@ class SourceSummary:
 
 
 def summarise_source(state: StateDir, source: Source) -> SourceSummary:
-    """Counts the records of a source; an absent one has none. Raises DatasetError if a file disappears meanwhile."""
+    """Counts the records of a source; an absent one has none. Raises OSError if a JSONL file disappears meanwhile."""
     num_records = num_rejects = 0
     tasks: set[str] = set()
     read = read_demonstrations if source.kind == "demonstrations" else read_tasks

@@ -50,7 +50,7 @@ def split_tasks(
 ) -> TaskSplit:
     """Reads the tasks of the named domains, or of all. A domain is a folder of task files, named by its path below the
     examples (`chrome`, `Windows/ppt`); a folder of domains selects all of them. If two files of a domain have the same
-    id, the one nearer to the root is kept, then the one named after the id, then the first by path.
+    id, the one named after the id is kept, else the first by path.
 
     Raises:
         DatasetError: no examples folder, an unknown domain, a ratio outside 0..1, or no usable task.

@@ -23,6 +23,7 @@ STORED_DIALECT = "slime"
 
 def load_dialect(name: str, coordinate_space: str = "dialect") -> Dialect:
     """The dialect that a recipe or a demonstration names: `slime`, or `slime@unit` with a coordinate space.
+    `coordinate_space` is used if the name has none; `dialect`: the dialect's default.
 
     Raises:
         ValueError: there is no such dialect or coordinate space.

@@ -30,7 +30,7 @@ MAX_SCROLL = 1_000
 MAX_ACTIONS = 32
 """Limit of the actions in a sequence."""
 WAIT_S = 2.0
-"""Duration of a wait among other actions without a duration of its own."""
+"""Duration of a wait in a sequence, if the wait has no duration of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,8 @@ def last_point(arguments: Arguments) -> list[int | float] | None:
 
 
 def at_pointer(arguments: Arguments, pointer: list[int | float]) -> dict[str, Any]:
-    """The same action with its first omitted place set to the pointer's position."""
+    """The same action with each omitted place of a drag, a scroll or a mouse button set to the position of the pointer
+    at that moment. `pointer`: its position before the turn."""
     actions = [dict(one) for one in actions_in(arguments)]
     for one in actions:
         key = _PLACES.get(one["action"])

@@ -1,4 +1,4 @@
-"""Translates actions to desktop commands: pyautogui calls, one per line, or WAIT, DONE, FAIL."""
+"""Translates actions to desktop commands: calls of pyautogui and time.sleep, one per line, or WAIT, DONE, FAIL."""
 
 from osworld_pipeline.dialects.actions import Arguments, actions_in, literal
 from osworld_pipeline.dialects.coordinates import ScalePoint

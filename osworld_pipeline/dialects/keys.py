@@ -76,7 +76,7 @@ _TO_QEMU = {ours: theirs for theirs, ours in reversed(QEMU_KEYS.items()) if not 
 
 
 def normalise_key(name: str) -> str:
-    """pyautogui's name of a key; single characters are unchanged.
+    """pyautogui's name of a key; a single printable character is unchanged, except a blank, which is `space`.
 
     Raises:
         ActionParseError: there is no such key.

@@ -95,7 +95,7 @@ def _read_scroll(name: str, body: str) -> dict[str, Any]:
     if amount is None and re.fullmatch(r"[+-]?\d{1,6}", how, re.ASCII):
         amount = int(how)
     if not amount:
-        raise ActionParseError(f"scroll(x,y,up|down or an amount) is not {body[:40]!r}")
+        raise ActionParseError(f"scroll() takes x, y, and up, down or an amount other than 0, not {body[:40]!r}")
     direction = "up" if amount > 0 else "down"
     point = _points(name, place, 1)[0]
     return {"action": "scroll", "coordinate": point, "direction": direction, "amount": abs(amount)}

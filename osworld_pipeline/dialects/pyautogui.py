@@ -81,7 +81,8 @@ def _last_block(text: str) -> tuple[str, str]:
 
 
 def _closing(text: str, start: int) -> int:
-    """The end of the block: a fence at the start of a line, or else, for a block of one line, the first fence."""
+    """The end of the block: a fence on the first line of its code, else the first fence at the start of a later line;
+    -1 if there is none."""
     line = re.compile(r"^[ \t]*```", re.MULTILINE).search(text, start)
     newline = text.find("\n", start)
     same_line = text.find("```", start, newline if newline >= 0 else len(text))

@@ -3,8 +3,9 @@
 `move`, `drag`, `scroll`.
 
 `<fail/>` is ours, too: it distinguishes an infeasible task from a finished one. A typed line break is an Enter. Quotes
-around a text are removed, quotes that belong to it are kept. If a text begins or ends with characters that would be
-removed, or contains a tag, they are written as &lt; &quot; and &amp;.
+around a text are removed, quotes that belong to it are kept. A text that begins or ends with a blank or a quote is
+written in quotes, with its own double quotes as &quot;. In any text, the `<` of one of our tags is written as &lt;, and
+the `&` of &lt; &quot; &amp; as &amp;.
 """
 
 import math
@@ -19,7 +20,7 @@ from osworld_pipeline.errors import ActionParseError
 
 MAX_WAIT_S = 10.0
 UNREAD_WAIT_S = 2.0
-"""Default duration of a wait without a valid number."""
+"""Duration of a wait whose number cannot be read. A wait without a number has none."""
 MAX_DESCRIPTION_CHARS = 400
 POINTING = {
     "click": "left_click",

@@ -23,7 +23,8 @@ _STATUS = re.compile(r'"status"\s*:\s*"(success|failure)"')
 
 def guess_action(text: str, space: CoordinateSpace = "model_pixels") -> dict[str, Any] | None:
     """An action in normal form, or None if the text suggests none."""
-    # Text inside a tool call is its arguments: a fragment that names its action is parsed on its own.
+    # A text with `"action": "..."` is a damaged tool call: only its fields are read, since the text that it types may
+    # look like an instruction.
     guesses = (_json_fragment,) if _ACTION.search(text) else (_wait, _click, _typing, _key, _scrolling)
     for guess in guesses:
         raw = guess(text, space)

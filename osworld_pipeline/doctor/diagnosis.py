@@ -49,8 +49,8 @@ class Diagnosis:
 def diagnose(
     checks: Sequence[Check], *, role: str, is_only: bool, more: Sequence[str] = (), seconds: float = 0.0
 ) -> Diagnosis:
-    """`is_only`: check only what the role needs; else run all checks for every role. `more`: checks that the role needs
-    in addition here."""
+    """`is_only`: check only what the role needs; else what any role needs. `more`: checks that this role needs in
+    addition."""
     asked = replace(ROLES[role], checks=(*ROLES[role].checks, *more))
     roles: Mapping[str, Role] = {role: asked} if is_only else {**ROLES, role: asked}
     wanted = [name for each in roles.values() for name in each.checks]

@@ -26,8 +26,8 @@ DESKTOP_CHECKS = (
     "desktop-env",
     "docker",
 )
-"""Time limit of `env-server doctor`."""
 DESKTOPS_LIMIT_S = 30.0
+"""Time limit of `env-server doctor`."""
 INSTANCE_LIMIT_S = 25.0
 SGLANG_LIMIT_S = 10.0
 STALE_BEAT_S = 120.0
@@ -48,8 +48,8 @@ def check_desktops(place: Place) -> Iterator[Finding]:
             continue
     if not num_lines:
         raise DependencyError(
-            f"the env server does not start here: run `{shell_line(ENV_SERVER, 'doctor')}` by hand; its packages are "
-            "in the extra server"
+            f"the env server does not start here: run `{shell_line(ENV_SERVER, 'doctor')}` to see why; its packages "
+            "are those of the extra 'server'"
         )
 
 
@@ -121,14 +121,15 @@ def judge_instance(name: str, answer: dict, home: Path) -> Finding:
             name=name,
             status=Status.WARN,
             message="run monitoring does not free pool slots: a killed run keeps its slot, and later runs never start",
-            remedy=f"{home / 'dagster.yaml'}: run_monitoring: {{enabled: true, free_slots_after_run_end_seconds: 15}}",
+            remedy=f"set in {home / 'dagster.yaml'}: "
+            "run_monitoring: {enabled: true, free_slots_after_run_end_seconds: 15}",
         )
     if answer["pools"].get("default_limit") is None:
         return Finding(
             name=name,
             status=Status.WARN,
             message="pools have no default limit: two trainers, or two writers of one table, may run at a time",
-            remedy=f"{home / 'dagster.yaml'}: concurrency: {{pools: {{granularity: op, default_limit: 1}}}}",
+            remedy=f"set in {home / 'dagster.yaml'}: concurrency: {{pools: {{granularity: op, default_limit: 1}}}}",
         )
     if answer["relative"] and home.resolve() != Path.cwd():
         return Finding(
@@ -146,7 +147,7 @@ def judge_instance(name: str, answer: dict, home: Path) -> Finding:
         return Finding(
             name=name,
             status=Status.WARN,
-            message=f"in Postgres, runs fail at these pools if the default limit, which they use, changes: {pools}",
+            message=f"pools without a limit of their own, whose runs fail in Postgres if the default changes: {pools}",
             remedy="; ".join(f"dagster instance concurrency set {pool} 1" for pool in answer["without_limit"]),
         )
     limits = "".join(f"{pool} {limit}, " for pool, limit in sorted(answer["limits"].items()))

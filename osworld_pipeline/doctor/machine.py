@@ -23,7 +23,7 @@ EASY_FREE_BYTES = 5_000_000_000
 MIN_MEMORY_BYTES = 1_500_000_000
 EASY_MEMORY_BYTES = 4_000_000_000
 MIN_FREE_FILES = 50_000
-"""Number of new files that the disk must still have room for; a demo writes many screenshots and parts."""
+"""The check warns if fewer new files can be created on the disk; a demo writes many screenshots and parts."""
 EASY_OPEN_FILES = 4096
 NVIDIA_LIMIT_S = 6.0
 TORCH_LIMIT_S = 25.0
@@ -159,7 +159,8 @@ def check_torch(name: str) -> Finding:
     if is_right != "True":
         text = f"torch {version} (CUDA {cuda}) computes wrong results on the GPU"
         return Finding(name=name, status=Status.MISSING, message=text, remedy="test the GPU: nvidia-smi -q -d ECC")
-    return Finding(name=name, status=Status.OK, message=f"torch {version} (CUDA {cuda}) works on {num_devices} GPUs")
+    gpus = "1 GPU" if num_devices == "1" else f"{num_devices} GPUs"
+    return Finding(name=name, status=Status.OK, message=f"torch {version} (CUDA {cuda}) works on {gpus}")
 
 
 def _allowed_bytes(cgroup: Path) -> tuple[int, int] | None:

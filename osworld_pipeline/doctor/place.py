@@ -12,5 +12,5 @@ class Place:
     dagster_home: Path | None
     """None if DAGSTER_HOME is not set."""
     sglang: Path
-    """The environment that set-up makes for an sglang server on a CPU."""
+    """The Python environment with sglang: SGLANG_ENV, or by default the one that set-up makes for a CPU."""
     desktop_env_python: Path

@@ -31,7 +31,8 @@ class Said:
 
 
 def ask(argv: Sequence[str], *, limit_s: float) -> Said:
-    """
+    """Runs a program to its end; returns its exit status and output.
+
     Raises:
         DependencyError: it cannot be started, or did not exit in time.
     """

@@ -45,7 +45,7 @@ def lack_of_gpus(recipe: Recipe) -> str:
     if recipe.model.kind == "tiny" or num_here >= num_ranks + num_sampling:
         return ""
     wanted = "1 GPU" if num_ranks == 1 else f"{num_ranks} GPUs"
-    wanted += f" and samples on {num_sampling} others" if num_sampling else ""
+    wanted += f" and samples on {num_sampling} more" if num_sampling else ""
     return (
         f"{recipe.name} trains on {wanted}, and this machine has {num_here or 'none'}: set trainer.num_processes, "
         "or give --gpu-memory GB to plan for another machine"

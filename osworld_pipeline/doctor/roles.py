@@ -50,7 +50,7 @@ PROC = Path("/proc")
 class Role:
     meaning: str
     checks: tuple[str, ...]
-    """Any missing check prevents the role; a warning does not."""
+    """A check whose finding is missing or broken prevents the role; a warning does not."""
     start: Callable[[StateDir, str], str]
     """The command that a ready machine runs next, for a state and a recipe's name."""
 

@@ -59,7 +59,8 @@ def check_mlflow_database(name: str, state: StateDir) -> Finding:
             name=name,
             status=Status.MISSING,
             message=f"MLflow's database {path} does not open ({error})",
-            remedy=f"stop its writers; if it is damaged: mv {path} {path}.damaged, and runs are reported again",
+            remedy=f"stop its writers; if it is damaged: mv {path} {path}.damaged, and the next run starts a "
+            "new database, without the earlier runs",
         )
     revision, known = str(row[0]) if row else "", mlflow_revisions()
     heads = set(known) - {parent for parents in known.values() for parent in parents}
@@ -150,7 +151,8 @@ def held_locks(state: StateDir, proc: Path = Path("/proc")) -> Iterator[tuple[Pa
 
 
 def lock_files(state: StateDir) -> Iterator[Path]:
-    """The files that our programs lock, without the many of images and trajectories."""
+    """The lock files directly in the state's main folders. Those of clients, datasets and the object store are not
+    included."""
     for folder in (
         state.root,
         state.tables,

@@ -25,8 +25,9 @@ class Checkpoint:
     checkpoint_id: Annotated[
         str,
         Stored(
-            "`<stage>-<12 hex>`: a digest of the recipe section, the parent and the data, so that a rerun finds it "
-            "again; for an external one, of its content."
+            "`<stage>-<12 hex>`: a digest of the recipe's sections, the parent and the data, so that a rerun finds it "
+            "again; for an external one, of its weights and config.json, or of an endpoint's address. A milestone "
+            "has its number of updates appended: `-u0007`."
         ),
     ]
     stage: Annotated[Stage, Stored("base, external, sft, flywheel, gspo_phase1, gspo_phase2.")]
@@ -46,7 +47,8 @@ class Checkpoint:
     weights_digest: Annotated[
         str,
         Stored(
-            "SHA-256 of model.safetensors; for an adapter, of its base and its factors together; empty for an endpoint."
+            "SHA-256 of model.safetensors, or of the shards' names and digests; for an adapter, of its base, its "
+            "factors and their scale together; empty for an endpoint."
         ),
     ]
     metrics: Annotated[Mapping[str, float], Stored("Metrics of the last update, by name.")] = field(

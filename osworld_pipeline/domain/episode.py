@@ -24,8 +24,8 @@ class Outcome(StrEnum):
 
     @property
     def is_valid(self) -> bool:
-        """Only valid episodes are trained on or counted in a denominator: a fault is not a reward of zero, and a
-        person's work is not the policy's."""
+        """Only valid episodes are trained on or counted in the lenient success rate: a fault is not a reward of zero,
+        and a person's work is not the policy's."""
         return self in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED, Outcome.TAMPERING)
 
     @property
@@ -74,7 +74,7 @@ class StepSignals:
         float, Stored("Mean absolute difference of the 64x64 greyscale screenshots before and after.", SHARE)
     ] = 0.0
     screen_changed: Annotated[bool, Stored("screen_diff reached the threshold.")] = False
-    screen_hash: Annotated[str, Stored("Hash of the small greyscale image.")] = ""
+    screen_hash: Annotated[str, Stored("SHA-256 of the whole screenshot after the action.")] = ""
     a11y_delta: Annotated[float, Stored("Relative change of the tree's length.", SHARE)] = 0.0
     a11y_changed: Annotated[bool, Stored("The accessibility tree changed.")] = False
     terminal_changed: Annotated[bool, Stored("The terminal's text changed.")] = False
@@ -114,13 +114,22 @@ class Reward:
     """Raw success and shaped reward are separate: `task` is the grader's score, `shaped` is used for training."""
 
     task: Annotated[
-        float, Stored("The grader's score; NULL if there is none. A fault is NULL, not 0.", SHARE, name="task_reward")
+        float,
+        Stored(
+            "The grader's score; 0 for tampering; NULL if there is none. A fault is NULL, not 0.",
+            SHARE,
+            name="task_reward",
+        ),
     ]
     partial: Annotated[float, Stored("Weighted sum of the partial terms.", SHARE, name="partial_reward")] = 0.0
     penalty: Annotated[float, Stored("Sum of the penalties.", SHARE)] = 0.0
     shaped: Annotated[
         float,
-        Stored("Reward used for training: task plus partial less penalties, clamped.", SHARE, name="shaped_reward"),
+        Stored(
+            "Reward used for training: task, partial and penalty, combined as `reward.shaping` says.",
+            SHARE,
+            name="shaped_reward",
+        ),
     ] = 0.0
     parts: Annotated[
         Mapping[str, float],

@@ -14,9 +14,10 @@ class GroupFate(StrEnum):
 
     TRAINED = "trained"
     ZERO_VARIANCE = "zero_variance"
-    """All valid episodes have the same reward, raw or shaped as `rollout.signal` says, and no replay row joined."""
+    """All valid episodes have the same shaped reward or, with `rollout.signal = "task"`, the same raw one, and no
+    replay row changes that."""
     TOO_FEW_VALID = "too_few_valid"
-    """Fewer than two valid episodes after all resamples."""
+    """Fewer valid episodes than `rollout.min_valid_episodes` after all resamples."""
     STALE = "stale"
     """Sampled by weights more than `max_staleness` updates old."""
     HELD = "held"

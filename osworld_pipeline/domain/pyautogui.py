@@ -21,7 +21,7 @@ CALL_NAMES = frozenset({
 MAX_TEXT_CHARS = 64 * 1024
 MAX_CALLS = 256
 MAX_SLEEP_S = 60.0
-"""Limit for the sum of the sleeps of one action; for longer waits the caller repeats the action."""
+"""Limit for the sum of the sleeps of one action; a longer wait takes several actions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,12 @@ class Call:
 
 
 def parse_pyautogui(text: str) -> tuple[Call, ...]:
-    """The calls of `text`, in order; several are on separate lines or joined by `;`.
+    """The calls of `text`, in order; several are on separate lines or joined by `;`. Imports of pyautogui and time are
+    ignored.
 
     Raises:
-        ActionParseError: anything other than known calls with literal arguments.
+        ActionParseError: anything other than known calls with literal arguments, or more of them than the limits
+            permit.
     """
     if len(text) > MAX_TEXT_CHARS:
         raise ActionParseError(f"the action has {len(text)} characters; at most {MAX_TEXT_CHARS} are read")

@@ -20,16 +20,16 @@ DEBIAN_PARTS: Mapping[str, str] = {
     "qemu": "virtual machines",
     "wine": "Windows programs on local desktops, 100 MB to download",
 }
-"""Lists of Debian packages, by the part's name."""
+"""The purpose of each list of Debian packages, by the part's name."""
 ENVIRONMENTS: Mapping[str, str] = {
     "sglang": "an sglang server on a CPU, 3 GB",
     "desktop-env": "OSWorld's DesktopEnv and graders, 1.3 GB",
 }
-"""Python environments of their own, by the part's name."""
+"""The purpose of each separate Python environment, and its size on disk, by the part's name."""
 IN_CHECKOUT = ("server", "pipeline", "train", "lora", "ray", "postgres", "s3", "tracing", "dev")
-"""Extras that `scripts/setup python` installs in a checkout."""
+"""Extras for which `scripts/setup python` is the command in a checkout."""
 EXTRAS = ("server", "pipeline", "train", "lora", "ray", "postgres")
-"""Those that roles of a machine need, in the order in which they are named."""
+"""Extras that `doctor` checks, in order; if several have a package, errors name the first."""
 _MODULES = {"pillow": "PIL", "pyyaml": "yaml"}
 """Distributions whose module has another name."""
 _OF_EXTRA = re.compile(r"(?P<name>[\w.-]+)[^;]*;.*\bextra == ['\"](?P<extra>[\w-]+)['\"].*")
@@ -42,8 +42,9 @@ def checkout() -> Path | None:
 
 
 def how_to_set_up(part: str, *words: object) -> str:
-    """A command to paste. `part`: of DEBIAN_PARTS or ENVIRONMENTS, `project` (a project folder), `python` (another
-    Python), `uv`, or an extra of the distribution."""
+    """A command to paste; for `python` an instruction. `part`: of DEBIAN_PARTS or ENVIRONMENTS, `project` (a project
+    folder), `python` (another Python), `uv`, or an extra of the distribution. `words`: arguments for the first three
+    kinds."""
     if part in (*DEBIAN_PARTS, *ENVIRONMENTS):
         return shell_line(PIPELINE, "setup", part, *words)
     if part == "project":
@@ -65,7 +66,8 @@ def _new_environment(root: Path | None) -> str:
 
 
 def _install(wanted: str) -> str:
-    """Into this environment. One made by uv has no pip, and it may be used where uv is not on the PATH."""
+    """The command that installs `wanted` into this Python environment. An environment made by uv has no pip, and may be
+    used where uv is not on the PATH."""
     by_pip = shlex.join([sys.executable, "-m", "pip", "install", wanted])
     if importlib.util.find_spec("pip") is not None:
         return by_pip

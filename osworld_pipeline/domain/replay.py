@@ -81,9 +81,9 @@ class ReplayVerification:
     row_id: Annotated[str, Stored("The row of `replay`.")]
     task_id: Annotated[str, Stored("Its task.")]
     task_digest: Annotated[str, Stored("SHA-256 of the task's config.")]
-    outcome: Annotated[Outcome, Stored("success or failure by the grader's score; else the fault, or touched.")]
+    outcome: Annotated[Outcome, Stored("success or failure by the grader's score; else a fault, timeout or touched.")]
     reward: Annotated[float | None, Stored("The grader's score; NULL if and only if there is none.", SHARE)] = None
-    error: Annotated[str | None, Stored("One sentence if the outcome is a fault.")] = None
+    error: Annotated[str | None, Stored("Why it has no score, or the first action that the desktop refused.")] = None
     num_steps: Annotated[int, Stored("Actions executed.", bits=32)] = 0
     replica_id: Annotated[str, Stored("The desktop it ran on.")] = ""
     provider: Annotated[str, Stored("Provider of the desktop.")] = ""
@@ -103,7 +103,7 @@ class Injection:
     task_id: Annotated[str, Stored("Task of both.")]
     source_dataset: Annotated[str, Stored("Source of the row; online for an episode.")]
     reward: Annotated[float, Stored("The reward with which it counted.", SHARE)]
-    advantage: Annotated[float, Stored("The advantage with which it counted, in the group's standard deviations.")]
+    advantage: Annotated[float, Stored("The advantage with which it counted.")]
     weight: Annotated[float, Stored("Factor of its loss.")]
     kind: Annotated[ReplayKind, Stored("demonstration or episode.")] = "demonstration"
     strategy: Annotated[str, Stored("Strategy that chose it among its task's rows.")] = "uniform"

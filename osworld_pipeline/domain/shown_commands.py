@@ -12,7 +12,7 @@ ENV_SERVER = "env-server"
 
 
 def shell_line(program: str, *words: object) -> str:
-    """A command line. If the shell does not find our program, it uses the path next to this Python."""
+    """A command line. If the program is not on the PATH, the line has its path next to this Python."""
     local = Path(sys.executable).with_name(program)
     is_hidden = shutil.which(program) is None and local.is_file()
     return shlex.join([str(local) if is_hidden else program, *map(str, words)])

@@ -40,8 +40,8 @@ class LazyImages(Sequence[bytes]):
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
     trajectory_id: str
-    """The episode's id (`<episode>#<turn>` in `window` mode), or `replay:<row digest>`, or `demo:<row digest>`,
-    likewise with the turn."""
+    """The episode's id (`<episode>#<turn>` in `window` mode), or `replay:<row id>` (in a batch after `<group>/`), or
+    `demo:<row id>`, likewise with the turn."""
     task_id: str
     token_ids: tuple[int, ...]
     """Prompt and response ids in the order the sampler saw them, image placeholders expanded."""
@@ -54,7 +54,8 @@ class Trajectory:
     policy_versions: tuple[int, ...] | None = None
     """Aligned with token_ids, -1 outside the mask: number of updates of the weights that sampled the token."""
     temperature: float = 1.0
-    """Logits are divided by it: the sampling temperature; for replay, that of the phase that it joins."""
+    """Logits are divided by it: the sampling temperature, or 1 if that is 0; for replay, that of the phase that it
+    joins."""
     advantage: float = 0.0
     weight: float = 1.0
     """Weight of its episode in the loss. `gspo.turn_weight` decides how an episode's sequences share it."""

@@ -13,8 +13,8 @@ TASKS = "suite"
 
 
 def arms_of(checkpoints: Iterable[Checkpoint]) -> dict[str, str]:
-    """The arm of each checkpoint: a digest of everything that its stages depend on except seeds, and of its updates. If
-    the card of a checkpoint or of an ancestor has no recipe, the checkpoint is a separate arm.
+    """The arm of each checkpoint: a digest of everything that its stages depend on except seeds, and of its updates. A
+    checkpoint or ancestor whose card has no recipe enters the digest with its id.
     """
     known = {one.checkpoint_id: one for one in checkpoints}
     return {name: _arm(one, known) for name, one in known.items()}

@@ -1,5 +1,5 @@
-"""Changes by a training: each stage against the one it started from, over all runs with other seeds, and the changed
-families of tasks."""
+"""Changes by a training: each checkpoint against its nearest ancestor and its SFT checkpoint, over all runs with other
+seeds, and the changed families of tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -80,7 +80,8 @@ class Training:
 
     def runs_of(self, before: str, after: str, shown: Sequence[str]) -> list[list[Pair]]:
         """Pairs of `shown` with the same arms as these two, grouped by run, the run of these two first. Pairs whose
-        ends share the stage after their start are branches of one run. A pair without a common descent is one run."""
+        ends share the stage after their start are branches of one run. If `after` does not descend from `before`, this
+        pair is the only run."""
         branches: dict[str, list[Pair]] = {}
         for end in dict.fromkeys((after, *shown)):
             path = self._path(end)
@@ -125,7 +126,8 @@ def changes_of_stage(
     evals: Sequence[EvalRow], num_updates_of: Mapping[str, int], training: Training, *, confidence: float = 0.95
 ) -> list[tuple[str, Change]]:
     """The changes of the stage's last evaluated checkpoint under each evaluation key. `evals`: all rows;
-    `num_updates_of`: the stage's checkpoints. Pairs that must not be compared are left out."""
+    `num_updates_of`: the stage's checkpoints. Pairs that must not be compared, or have no task in common,
+    are left out."""
     found = []
     for key in dict.fromkeys(row.evaluation_key for row in evals if row.checkpoint_id in num_updates_of):
         rows = [row for row in evals if row.evaluation_key == key]

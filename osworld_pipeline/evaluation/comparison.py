@@ -12,7 +12,7 @@ from osworld_pipeline.evaluation.intervals import draw_again, percentiles
 
 _MAX_DENOMINATOR = 1_000
 _MAX_TOTAL = 50_000
-"""Sum of the differences in units of their common denominator."""
+"""Limit for the exact test: the sum of the differences in units of their common denominator."""
 _NUM_FLIPS = 5_000
 
 
@@ -46,8 +46,8 @@ class Comparison:
 
     @property
     def is_better(self) -> bool:
-        """The whole interval is above 0, and the difference is significant by the sign-flip test: with a single task,
-        or a few that all gained, the interval has no width."""
+        """The whole interval is above 0, and the difference is significant by the sign-flip test. The interval
+        alone is not enough: with a single task, or a few that gained equally, it has no width."""
         return self.low > 0.0 and self._is_no_chance
 
     @property

@@ -64,7 +64,7 @@ class Effect:
     across_runs: tuple[float, float] | None
     """Student's interval of their mean; None below MIN_RUNS."""
     half_width: float | None
-    """Half width of the start's spread; None if the start was evaluated with one seed."""
+    """Half width of the start's spread; None if the spread of a start is unknown."""
     verdict: Verdict
     is_effect: bool
     missing: tuple[str, ...]

@@ -40,7 +40,7 @@ class LeaderboardRow:
     versus_parent: Versus | None
     """None if the parent is not in this table, or they have no task in common."""
     versus_best: Versus | None
-    """Comparison with the first of rank 1; None for that one itself."""
+    """Comparison with the first of rank 1; None for that one itself, without a rank 1, or without a task in common."""
 
 
 @dataclass(frozen=True, kw_only=True)

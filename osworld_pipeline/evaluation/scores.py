@@ -31,7 +31,7 @@ class EvalRow:
     suite: str
     outcome: str
     success: bool | None
-    """None if the episode ended in a fault."""
+    """None if the episode is not valid: a fault, a timeout or touched."""
     shaped_reward: float | None
     turns: int
     max_turns: int | None
@@ -46,7 +46,7 @@ class EvalRow:
     domain: str | None = None
     """None if the task is in no table of tasks."""
     reward: float | None = None
-    """The grader's score, 0..1; None if the episode ended in a fault."""
+    """The grader's score, 0..1; None if the episode is not valid."""
     desktops: str = ""
     """Image and grader of the graded episodes of its evaluation; several, joined by MIXED, if they differ. Empty if
     none was graded."""

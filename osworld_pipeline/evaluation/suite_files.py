@@ -156,7 +156,8 @@ def _suite(name: str, tasks: Sequence[Task], *, origin: str) -> EvalSuite:
 
 
 def _read_task(path: Path, *, domain: str | None = None) -> Task:
-    return _task(_read_json(path, what_to_do="a task of the suite is missing there"), str(path), domain=domain)
+    what_to_do = "a task of the suite is missing; put its file there, or remove the task from the suite"
+    return _task(_read_json(path, what_to_do=what_to_do), str(path), domain=domain)
 
 
 def _task(config: Any, where: str, *, domain: str | None = None) -> Task:

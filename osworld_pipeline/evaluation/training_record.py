@@ -161,8 +161,9 @@ def read_training(
     metrics: Sequence[MetricPoint] = (),
     evals: Sequence[EvalRow] = (),
 ) -> TrainingRecord:
-    """`checkpoints`: all of the state; `metrics`: those of this stage in MLflow; if there are none, those of its
-    milestones are shown; `evals`: all of the state, of which those of this stage are kept. Raises TableError."""
+    """`checkpoints`: all of the state; `metrics`: those of this stage in MLflow; if there are none, those in
+    its checkpoints' cards are used; `evals`: all of the state, of which those of this stage are kept. Raises
+    TableError."""
     mine = [one for one in checkpoints if Ancestor.parse(one.checkpoint_id).stage_key == stage_key]
     newest = max(mine, key=lambda one: (one.checkpoint_id == stage_key, one.num_updates), default=None)
     num_updates_of = {one.checkpoint_id: one.num_updates for one in mine}

@@ -1,5 +1,5 @@
-"""What `osworld-pipeline setup` installs: Debian packages by debian.sh, and Python environments of their own for sglang
-and desktop-env. The lists are in this folder; every Python package is pinned with its hash."""
+"""What `osworld-pipeline setup` installs: Debian packages by debian.sh, and separate Python environments for sglang and
+desktop-env. The lists are in this folder; every Python package is pinned, and all but PyTorch's own have hashes."""
 
 import subprocess
 from collections.abc import Sequence
@@ -39,4 +39,4 @@ def install_debian(parts: Sequence[str], *, is_quiet: bool = False) -> None:
 def _last_sentence(text: str) -> str:
     """The last line that the script wrote, without the prefix `[setup]`."""
     lines = text.strip().splitlines()
-    return lines[-1].rpartition("[setup]\033[0m ")[2] if lines else "the script ended without a reason"
+    return lines[-1].rpartition("[setup]\033[0m ")[2] if lines else "the script ended without a message"

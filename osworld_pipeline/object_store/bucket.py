@@ -230,7 +230,7 @@ def open_bucket(url: str) -> Bucket:
 def need_url(url: str) -> str:
     """The URL without a slash at its end. Raises StoreError."""
     if not _URL.fullmatch(url):
-        raise StoreError(f"cannot read '{url}': an object store is written s3://BUCKET/PREFIX")
+        raise StoreError(f"'{url}' is not the URL of an object store: write it as s3://BUCKET/PREFIX")
     return url.rstrip("/")
 
 

@@ -83,8 +83,9 @@ def gpus_of_server(recipe: Recipe, number: int, visible: str | None) -> tuple[st
     names = [name.strip() for name in visible.split(",") if name.strip()]
     if wanted.stop > len(names):
         raise EngineError(
-            f"engine.launch places policy server {number + 1} on GPU {wanted.stop - 1}, and {VISIBLE_GPUS} names "
-            f"{len(names)}: lower engine.launch.num_servers, or set engine.launch.first_gpu"
+            f"engine.launch places policy server {number + 1} on GPU {wanted.stop - 1}, and the number "
+            f"of GPUs in {VISIBLE_GPUS} is {len(names)}: lower engine.launch.num_servers, or set "
+            "engine.launch.first_gpu"
         )
     return tuple(names[index] for index in wanted)
 
@@ -105,8 +106,8 @@ def _lora_arguments(recipe: Recipe) -> tuple[str, ...]:
 def _require_sglang(folder: Path, section: LaunchSection) -> None:
     if not (folder / "bin" / "python").exists():
         install = f"run `{how_to_set_up('sglang')}`"
-        remedy = install if section.device == "cpu" else "install sglang in an environment"
+        remedy = install if section.device == "cpu" else "install sglang in a Python environment there"
         raise EngineError(
-            f"engine.launch starts sglang servers, and there is no sglang at {folder}: {remedy}, or name its folder in "
-            f"{ENVIRONMENT_VARIABLE}"
+            f"engine.launch starts sglang servers, and there is no sglang at {folder}: {remedy}, or set "
+            f"{ENVIRONMENT_VARIABLE} to the folder of an environment with sglang"
         )

@@ -22,8 +22,9 @@ SLACK_S = 10.0
 @asynccontextmanager
 async def launched_servers(recipe: Recipe, state: StateDir, checkpoint: Path) -> AsyncIterator[Recipe]:
     """Starts the servers of `engine.launch` with the weights of `checkpoint`; yields the recipe with their addresses
-    once all of them are ready. They are restarted when they die, and stop with the block or with this process in any
-    case. A recipe without `engine.launch` is yielded unchanged.
+    once all of them are ready. A server that ends or hangs is restarted, until this happens too often
+    (`supervisor.MAX_RESTARTS`). All stop with the block or with this process in any case. A recipe without
+    `engine.launch` is yielded unchanged.
 
     Raises:
         EngineError: sglang or GPUs are missing, or a server did not become ready; quotes the end of its log.

@@ -63,7 +63,8 @@ class ReceivedWeights:
         return folder.resolve()
 
     async def write(self, upload: str, file_name: str, chunks: AsyncIterator[bytes]) -> int:
-        """Writes one file of an upload; returns the CRC-32 of its content, against faults of the transfer.
+        """Writes one file of an upload; returns the CRC-32 of its content, so that the sender detects a damaged
+        transfer.
 
         Raises:
             RefusedError: a name is not allowed.

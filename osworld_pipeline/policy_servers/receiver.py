@@ -98,7 +98,7 @@ def _announced(body: bytes) -> tuple[str, dict[str, int]]:
         message = orjson.loads(body)
         return str(message["name"]), {str(name): int(size) for name, size in message["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RefusedError(f"the end of an upload needs its name and its files ({error})") from error
+        raise RefusedError(f"the request that completes an upload needs `name` and `files` ({error})") from error
 
 
 def _answer_of(describe: Callable[[Any], tuple[int, str]]) -> Callable[[Request, Exception], Awaitable[Response]]:
@@ -120,7 +120,8 @@ def _guarded(app: ASGIApp, secret: Secret | None) -> ASGIApp:
         is_allowed = is_from_here(headers) if secret is None else secret.is_in(headers.get(b"authorization", b""))
         limits = BodyLimits(max_bytes=MAX_FILE_BYTES if scope["method"] == "PUT" else MAX_MESSAGE_BYTES)
         if not is_allowed:
-            message = "the token is missing or wrong" if secret else "only programs of this machine are answered"
+            local = f"only programs of this machine are answered, because the receiver has no {TOKEN_VARIABLE}"
+            message = "the token is missing or wrong" if secret else local
             refusal = JSONResponse({"error": {"message": message}}, status_code=401, headers={"Connection": "close"})
             await refusal(scope, receive, send)
         elif not limits.allows(headers):

@@ -33,5 +33,5 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     """--json and --debug of a program that serves. `run_server_program` handles --debug."""
     add_json(parser, "print one line of JSON when it is ready: url, pid, ...; an error as JSON")
     parser.add_argument(
-        DEBUG, action="store_true", help="print the traceback of an error; also after the name of a command"
+        DEBUG, action="store_true", help="print the traceback of an error; may also follow the name of a command"
     )

@@ -45,12 +45,12 @@ def project_files(*, recipe: str = "demo", is_postgres: bool = False) -> list[Pr
         ),
         ProjectFile(
             name=DEPLOYMENT,
-            purpose="resources of runs that name none, as comments to complete",
+            purpose="default resources of Dagster runs, as comments to complete",
             text=template(DEPLOYMENT),
         ),
         ProjectFile(
             name=COMPOSE,
-            purpose="the same in containers, on one host",
+            purpose="the project in containers, on one host",
             text=_of_this_version(template(COMPOSE)),
         ),
     ]

@@ -59,10 +59,10 @@ def plan_checkpoint(
     trained here, if the tables have none.
 
     Raises:
-        DatasetError: the weights, those of an ancestor or a source of training data has no licence; or the checkpoint
-            is an endpoint.
+        DatasetError: the weights, those of an ancestor or a source of training data have no licence; the checkpoint is
+            an endpoint; or its weights are not those that were recorded.
         TableError: no such checkpoint.
-        StoreError: the weights are missing, or are not those that were recorded.
+        StoreError: the weights are missing.
     """
     checkpoint = register_checkpoint(state, named)
     own = need_licence(licence, of=checkpoint.checkpoint_id)
@@ -196,7 +196,8 @@ def _text(
             for score in scores
         ],
     )
-    data = ", ".join(f"{row.rows:,} {row.what} of {row.source}" for row in trained_on) or "no data of its own"
+    parts = [f"{row.source} ({row.what}, {row.rows:,} rows)" for row in trained_on if row.what != "weights"]
+    data = "; ".join(parts) or "no data of its own"
     return (
         f"A vision-language agent for computer use, stage `{checkpoint.stage}`, after {checkpoint.num_updates:,} "
         f"updates. Trained on: {data}.\n\n"

@@ -22,7 +22,10 @@ from osworld_pipeline.publishing.publication import (
 )
 
 KINDS = ("huggingface", "parquet", "lance")
-REMEDY = "export again with --own-licence for rows of this pipeline; an import of a source names its licence"
+REMEDY = (
+    "export again with --own-licence for rows of this pipeline; for another source, import it again with --licence and "
+    "then export again"
+)
 _HEAD = re.compile(r"\A---\n.*?\n---\n(\s*# [^\n]*\n)?", re.DOTALL)
 _LICENCES = re.compile(r"^## Licences\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 

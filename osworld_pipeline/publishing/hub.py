@@ -21,7 +21,7 @@ from osworld_pipeline.publishing.publication import RECORD, Publication, Publish
 
 TOKEN_VARIABLE = "HF_TOKEN"  # noqa: S105 - the variable's name, not a token
 SENT_AT_ONCE_BYTES = 256 << 20
-"""The client sends the files of one call in parallel."""
+"""Files are sent in calls of about this size; the client sends the files of one call in parallel."""
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
@@ -65,7 +65,7 @@ def push(
     Raises:
         DependencyError: huggingface_hub is not installed.
         DatasetError: the hub refuses, or cannot be reached; another push continues where this one ended.
-        StoreError: a file cannot be read.
+        StoreError: a file to push no longer exists.
     """
     need_repo(repo)
 
@@ -192,7 +192,8 @@ def _ask(repo: str, token: SecretStr, call: Callable[[Any], Pushed]) -> Pushed:
     except errors.HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else 0
         if status in (401, 403):
-            raise DatasetError(redacted(f"the hub refused the token in {TOKEN_VARIABLE} (status {status})")) from error
+            refused = f"the hub refused the token in {TOKEN_VARIABLE} (status {status})"
+            raise DatasetError(redacted(f"{refused}: use one with write access to {repo}")) from error
         if status == 412:
             raise DatasetError(redacted(f"it was changed by another push meanwhile; {again}")) from error
         raise DatasetError(redacted(f"the hub answered with status {status or 'none'}; {again}")) from error

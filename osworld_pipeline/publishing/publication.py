@@ -119,7 +119,8 @@ class Publication:
 
 
 def need_licences(rows: Iterable[LicensedRows], *, remedy: str) -> None:
-    """Raises DatasetError that names each source without a licence (or with an `unknown` one) and its rows."""
+    """Raises DatasetError that names the sources without a licence (or with an `unknown` one), at most NOT_LISTED of
+    them, and their rows."""
     missing = [row for row in rows if _is_unknown(row.licence)]
     if not missing:
         return

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Contradiction:
     sentence: str
-    """The condition, with its reason or remedy if not obvious."""
+    """The rule that such a recipe breaks, with its reason or remedy if not obvious."""
     is_met: Callable[["Recipe"], bool]
     """Whether a recipe has this contradiction."""
 
@@ -57,12 +57,12 @@ CONTRADICTIONS = (
         is_met=lambda recipe: recipe.replay.require_verified and recipe.replay.verify != "all",
     ),
     Contradiction(
-        sentence="trainer.max_tokens_per_batch must hold agent.max_context_tokens",
+        sentence="trainer.max_tokens_per_batch must not be below agent.max_context_tokens",
         is_met=lambda recipe: recipe.trainer.max_tokens_per_batch < recipe.agent.max_context_tokens,
     ),
     Contradiction(
-        sentence="trainer.context_parallel must be 1: the image tokens of a vision model's sequence would be at "
-        "positions of which each rank sees only a part; shorten agent.max_context_tokens or raise num_processes",
+        sentence="trainer.context_parallel must be 1: the image tokens of one sequence cannot be split over ranks; "
+        "lower agent.max_context_tokens or raise trainer.num_processes",
         is_met=lambda recipe: recipe.trainer.context_parallel > 1,
     ),
     Contradiction(
@@ -70,7 +70,7 @@ CONTRADICTIONS = (
         is_met=lambda recipe: recipe.trainer.lora is not None and recipe.trainer.train_vision,
     ),
     Contradiction(
-        sentence='engine.kind "sglang" and "openai" need engine.urls, or "sglang" engine.launch',
+        sentence='engine.kind "sglang" needs engine.urls or engine.launch, and "openai" needs engine.urls',
         is_met=lambda recipe: (
             recipe.engine.kind in (SGLANG, OPENAI) and not recipe.engine.urls and recipe.engine.launch is None
         ),

@@ -122,8 +122,8 @@ VARIABLES = (
         key=None,
         kind="whole number",
         parse=_whole_number,
-        meaning="Training does not truncate samples, so it only limits sampling: fewer turns than "
-        "agent.max_turns are refused in `append` mode, where an episode is one sequence.",
+        meaning="Only checked, because training does not truncate samples: a value below agent.max_turns is refused in "
+        "`append` mode, where an episode is one sequence.",
     ),
 )
 TRUNCATE_TURNS = VARIABLES[-1].name

@@ -70,7 +70,7 @@ class AgentSection(Section):
     context_mode: Literal["append", "window"] = "append"
     """`append`: the whole episode is one sequence; `window`: each turn is one, with the last screenshots only."""
     window_screenshots: int = Field(default=3, ge=1)
-    """Screenshots in a window, including the newest; older turns keep their actions as text."""
+    """Maximum number of screenshots in a window, including the newest; older turns keep their actions as text."""
     show_screenshots: bool = True
     """False for the text-only ablation: the prompt says that a screenshot was left out."""
     max_turns: int = Field(default=8, ge=1)
@@ -110,8 +110,9 @@ class EngineSection(Section):
     """The engine that samples the policy."""
 
     kind: EngineName = TRANSFORMERS
-    """`transformers`: in the program's own process; `sglang`: servers at `urls`; `openai`: an OpenAI-compatible
-    endpoint, which returns no log-probabilities and is only for evaluation; or an engine of another distribution."""
+    """`transformers`: in the program's own process; `sglang`: servers at `urls`, or those of `launch`; `openai`: an
+    OpenAI-compatible endpoint, which returns no log-probabilities and is only for evaluation; or an engine of another
+    distribution."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Settings of an engine of another distribution, which checks them."""
     urls: tuple[str, ...] = ()
@@ -122,7 +123,8 @@ class EngineSection(Section):
     """How sglang servers receive weights. `folder`: they read a folder under the same path as this program.
     `broadcast`: this program sends them through a process group, NCCL between GPUs and gloo otherwise; no shared
     folder is needed, and the trainer's weights are gathered tensor by tensor. `upload`: this program copies a folder
-    to each server's machine, where `osworld-pipeline receive-weights` stores it; adapters, too."""
+    to each server's machine, where `osworld-pipeline receive-weights` stores it. Adapters need `folder` or
+    `upload`."""
     receiver_port: int = Field(default=30900, ge=1, le=65535)
     """Port of the receiver of `upload`, at the host name of each server."""
     weights_address: str = ""
@@ -143,7 +145,8 @@ class EngineSection(Section):
     request_timeout_s: float = Field(default=120.0, gt=0)
     """Timeout of one request to a server."""
     retry_budget_s: float = Field(default=300.0, ge=0)
-    """Time during which one turn's requests are retried after 429, 5xx or a timeout; then it is a policy_fault."""
+    """Time during which one turn's requests are retried after 429, 5xx, a timeout or a broken connection; after that
+    the episode ends as a policy_fault."""
     health_timeout_s: float = Field(default=120.0, gt=0)
     """Time for servers to respond at the start."""
     parity_probe: bool = True
@@ -161,7 +164,8 @@ class RewardSection(Section):
     success_threshold: float = Field(default=0.5, gt=0, le=1)
     """Minimum raw task reward of a success."""
     partial_tasks: bool = False
-    """Whether a raw reward between 0 and the threshold (partial credit of a grader) is kept in the shaped reward."""
+    """Only for `bounded`: whether a raw reward between 0 and the threshold (partial credit of a grader) is kept in the
+    shaped reward. `slime` and `none` always keep it."""
     alpha: float = Field(default=0.3, ge=0)
     """Weight of the process score."""
     action_parse_valid: float = 0.10
@@ -202,8 +206,8 @@ class RolloutSection(Section):
     failures or only successes is not trained, even if its shaped rewards differ) or shaped ones. In both cases
     advantages are computed from shaped rewards."""
     zero_variance: Literal["skip", "top_up"] = "skip"
-    """Handling of a group without a signal, whose fate is `zero_variance`: drop it, or run another task's group in its
-    place (dynamic sampling)."""
+    """Handling of a group that is not trained on, because it has no signal (its `fate` is `zero_variance`) or too few
+    valid episodes: drop it, or run another task's group in its place (dynamic sampling)."""
     max_top_ups: int = Field(default=4, ge=0)
     """Maximum number of replacement groups per update."""
     min_valid_episodes: int = Field(default=2, ge=2)
@@ -227,7 +231,7 @@ class RolloutSection(Section):
     """`round_robin`: every task once before any is repeated, with the domains spread evenly. `curriculum`: tasks whose
     recent success is near `curriculum_target` are chosen more often."""
     curriculum_target: float = Field(default=0.5, gt=0, lt=1)
-    """Success rate with the strongest training signal."""
+    """Success rate at which a task is chosen most often."""
     curriculum_floor: float = Field(default=0.1, gt=0, le=1)
     """Minimum relative probability of any task, so that all are used."""
     reported_rewards: Annotated[int, NOT_LEARNED] = Field(default=5, ge=0)

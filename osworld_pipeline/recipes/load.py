@@ -47,8 +47,8 @@ def load_recipe(
     the default. `is_smoke`: all stages of the recipe at a size that a laptop runs in a minute or two.
 
     Raises:
-        RecipeError: no such recipe, not TOML, an unknown key, a bad value, or a contradiction; the message names the
-            key, and the variable or setting that gave it.
+        RecipeError: no such recipe, not TOML, an unknown key, a bad value, or a contradiction. The message names the
+            keys, and for a bad value its source if that is not the file.
     """
     name, text = Path(name_or_path).stem, _read(name_or_path)
     data = _read_toml(text, name)
@@ -65,8 +65,7 @@ def parse_recipe(text: str, *, name: str) -> Recipe:
 
 
 def source_lines(recipe: Recipe) -> list[str]:
-    """The values that are not from the recipe's file or the schema: one line for each source, with its keys in
-    order."""
+    """The values from the command line and the environment: one line for each source, with its keys in order."""
     by_source: dict[str, list[str]] = {}
     dumped = recipe.model_dump(mode="json")
     for key, source in sorted(recipe.sources.items()):
@@ -93,7 +92,7 @@ def recipe_text(name: str) -> str:
     """The file of a shipped recipe. Raises RecipeError."""
     if name not in recipe_names():
         raise RecipeError(
-            f"no recipe named '{name}'; there are: {', '.join(recipe_names())}, or give a .toml file"
+            f"no recipe named '{name}'; there are: {', '.join(recipe_names())}; or give a .toml file"
             + did_you_mean(name, recipe_names())
         )
     return (resources.files("osworld_pipeline.recipes") / f"{name}.toml").read_text(encoding="utf-8")

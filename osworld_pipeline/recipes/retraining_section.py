@@ -14,7 +14,8 @@ class RetrainingSection(Section):
     """Number of new graded successes that trigger a re-training: verified demonstrations and training episodes since
     the last one began."""
     patience: int = Field(default=2, ge=1)
-    """After this number of re-trainings of one champion without a new champion, the next waits for new data."""
+    """After this number of re-trainings of one champion without a new champion, the next one waits for new data, or for
+    `min_new_successes` successes of other runs."""
     max_wall_s: float = Field(default=28_800.0, gt=0)
     """Time limit from the start of the run; checked before each round of the flywheel and after each GSPO update."""
     max_episodes: int | None = Field(default=None, ge=1)

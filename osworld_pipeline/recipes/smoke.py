@@ -1,4 +1,5 @@
-"""A recipe at smoke size: all its stages, with a tiny model, two tasks per family and two updates."""
+"""A recipe at smoke size: all its stages, with a tiny model, at most two families with two training tasks each, and at
+most four updates of a stage."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -69,8 +69,8 @@ class TrainerSection(Section):
     """How weights are held, moved and saved, in both SFT and GSPO."""
 
     max_tokens_per_batch: Annotated[int, NOT_LEARNED] = Field(default=16_384, ge=128)
-    """Token budget of one forward pass. A longer sequence is refused when it is collected, so it must not be below
-    agent.max_context_tokens."""
+    """Token budget of one forward pass. A longer sequence is refused when it is collected, so the budget must not be
+    below agent.max_context_tokens."""
     batching: Annotated[Literal["padded", "packed"], NOT_LEARNED] = "padded"
     """`packed`: sequences of a forward pass are concatenated without padding, and do not attend to each other."""
     train_vision: bool = False
@@ -137,8 +137,9 @@ class GspoSharedSection(Section):
     """Baseline and scale of a group's rewards: GRPO's, Dr. GRPO's (arXiv 2503.20783), or RLOO's (arXiv 2402.14740)."""
     length_norm: Literal["sequence_mean", "token_mean", "constant"] = "sequence_mean"
     """Normalisation of the loss: mean over a sequence's tokens and then over sequences (GRPO, GSPO), mean over all
-    tokens of the batch (DAPO, arXiv 2503.14476), or sum over tokens divided by max_response_tokens (Dr. GRPO). With a
-    mean or sum over tokens, gspo's term of a sequence counts once for each of its tokens."""
+    tokens of the batch (DAPO, arXiv 2503.14476), or sum over tokens divided by max_response_tokens and the number of
+    sequences (Dr. GRPO). With a mean or sum over tokens, gspo's term of a sequence counts once for each of its
+    tokens."""
     group_size: int = Field(default=4, ge=2)
     """Episodes of a task in one group."""
     tasks_per_update: int = Field(default=4, ge=1)
@@ -146,7 +147,8 @@ class GspoSharedSection(Section):
     learning_rate: float = Field(default=5e-7, gt=0)
     """Peak learning rate of AdamW in a phase."""
     warmup_updates: int = Field(default=0, ge=0)
-    """Updates of the linear warm-up: each phase starts with a new AdamW, whose first steps have full size."""
+    """Updates of the linear warm-up. Each phase starts with a new AdamW, whose first steps would otherwise have full
+    size."""
     final_lr_fraction: float = Field(default=1.0, ge=0, le=1)
     """Cosine decay ends at this share of the learning rate, at the last update of a phase; 1 keeps it constant."""
     clip_low: float = Field(default=3.5e-4, gt=0)
@@ -174,8 +176,8 @@ class GspoSharedSection(Section):
     batch (Kish's effective sample size over the number of samples) is held, not made. 0 turns it off."""
     denominator: Denominator = "group"
     """Episodes in the denominator of the loss: those with an advantage; all valid ones of the trained groups; or also
-    those of groups without signal, like slime without group filters. These add KL and entropy terms if those have a
-    weight."""
+    those of groups without signal, like slime without group filters. Episodes without an advantage add only KL and
+    entropy terms (kl_coef, entropy_coef)."""
     turn_weight: TurnWeight = "turn"
     """How the sequences of an episode in `window` mode share its weight under length_norm `sequence_mean`: evenly, or
     by their response tokens, like slime."""

@@ -1,4 +1,5 @@
-"""Garbage collection on the object store: removes objects that neither the manifest nor a row of the state names.
+"""Garbage collection on the object store: removes objects that neither the manifest nor a row of the state names, and
+single images that are also in a pack.
 
 While it removes objects, the manifest is closed: a push that started earlier fails at its swap, and no other can start.
 A killed collection leaves it closed for at most CLOSED_S.
@@ -76,7 +77,7 @@ def collect_remote_garbage(
         remote = need_known(state, bucket)
         if is_dry_run:
             if remote is None:
-                raise StoreError(f"nothing was pushed to {bucket.url} yet")
+                raise StoreError(f"nothing was pushed to {bucket.url} yet: push the state first")
             return _total(_dead(state, bucket, remote, before=time.time() - grace_s, on_progress=on_progress))
         push_known(state, bucket, remote, on_progress)
         return _collect(state, bucket, grace_s, on_progress)

@@ -24,7 +24,7 @@ NUM_THREADS = 8
 FILES_AT_ONCE = 16
 """Number of files whose image hashes are in memory at once."""
 JOURNAL = "pushed-"
-"""Folder of the journal, followed by RemoteManifest.journal."""
+"""Start of the name of the journal's folder; RemoteManifest.journal follows."""
 _DIGEST_BYTES = 32
 
 

@@ -93,7 +93,10 @@ class RemoteManifest:
                 closed_until=found.get("closed_until", 0.0),
             )
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
-            raise StoreError(f"{where} is damaged ({error}): push the state again from its origin") from error
+            raise StoreError(
+                f"{where} is damaged ({error}): restore it from a copy, or remove it and push the state again from its "
+                "origin"
+            ) from error
 
 
 def _checked(path: str) -> str:

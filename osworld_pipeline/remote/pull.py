@@ -101,7 +101,7 @@ def _pull(
         remove_retired(root, grace_s=RETIRED_GRACE_S)
         before = Manifest.read(root)
         after = _merged_compaction(state, before, now, base)
-        # Like a compaction: first the generation that the names of its files begin with.
+        # As in a compaction, the generation is committed first, because the names of compacted files begin with it.
         commit_manifest(root, replace(before, generation=after.generation))
         heads = [path for path in parts if path.split("/")[1] not in HEAD_OF]
         sizes = _download(state, bucket, now, sorted(set(parts) - set(heads)), received)
@@ -144,7 +144,8 @@ def _is_newer_there(
     if here == common or base is None:
         return True
     raise StoreError(
-        f"{state.root / path} was changed here and in {bucket_of(state)}: move one elsewhere, then pull again"
+        f"{state.root / path} was changed here and in {bucket_of(state)}: move the local file elsewhere, then pull "
+        "again"
     )
 
 
@@ -191,7 +192,10 @@ def _download(state: StateDir, bucket: Bucket, now: RemoteManifest, paths: Itera
         file = now.files[path]
         key = file.key(path)
         if not bucket.download(key, state.root / path, sha256=file.sha256, on_bytes=received.add):
-            raise StoreError(f"{bucket.url}/{key} is missing ({path}): push the state again from its origin")
+            raise StoreError(
+                f"{bucket.url}/{key} is missing ({path}): restore it, or remove {bucket.url}/remote.json and push the "
+                "state again from its origin"
+            )
         return file.num_bytes
 
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="pull") as pool:
@@ -199,8 +203,8 @@ def _download(state: StateDir, bucket: Bucket, now: RemoteManifest, paths: Itera
 
 
 def fetch_checkpoints(state: StateDir, checkpoint_ids: Collection[str], on_progress: OnProgress | None = None) -> int:
-    """Downloads the missing files of these checkpoints and of the bases of adapters; returns the bytes. A folder that
-    is not a cache is unchanged.
+    """Downloads the missing files of these checkpoints, or of all checkpoints if one of these is an adapter, because
+    its base is not known. Returns the bytes. A folder that is not a cache is unchanged.
 
     Raises:
         StoreError: the object store or the file system refused.

@@ -60,8 +60,9 @@ def push(state: StateDir, url: str, on_progress: OnProgress | None = None) -> Pu
     """Uploads the current state to the object store; safe during training. A killed push leaves the earlier state.
 
     Raises:
-        StoreError: the object store holds another state, or one that was pushed to from elsewhere; another push runs;
-            or the object store or the file system refused.
+        StoreError: the object store holds another state, or one that was pushed to from elsewhere; another push or a
+            garbage collection runs; the state is damaged, or changes faster than it can be pushed; or the object store
+            or the file system refused.
         DependencyError: obstore is not installed.
     """
     bucket = open_bucket(url)
@@ -91,7 +92,8 @@ def need_known(state: StateDir, bucket: Bucket) -> Remote | None:
     left_s = remote.manifest.closed_until - time.time()
     if left_s > 0:
         raise StoreError(
-            f"garbage of {bucket.url} is being collected: try again, in {left_s / 60:.0f} minutes at the latest"
+            f"garbage of {bucket.url} is being collected: try again when the collection has ended (if its process was "
+            f"killed, in {left_s / 60:.0f} minutes)"
         )
     if remote.manifest == read_base(state.root, PENDING):
         return remote  # an earlier push was killed after its swap

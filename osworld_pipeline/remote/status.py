@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 class RemoteStatus:
     url: str
     role: str
-    """`origin` or `cache`; empty before the first push."""
+    """`origin` or `cache`; empty before the first push or pull."""
     generation: int | None
     """Last pushed or pulled here; None before the first time."""
     remote_generation: int | None
@@ -28,7 +28,8 @@ class RemoteStatus:
     """Files of the state on the object store, without images."""
     num_bytes: int
     num_changed: int
-    """Local files that the last push or pull did not have, without the catalog, which is built from the others."""
+    """Local files that are new or changed since the last push or pull, without the catalog, which is built from the
+    others."""
 
 
 def remote_status(state: StateDir, url: str, on_progress: OnProgress | None = None) -> RemoteStatus:
@@ -58,11 +59,12 @@ def need_remote(state: StateDir, url: str) -> str:
 
 
 def refresh(state: StateDir, url: str, say: Say, on_progress: OnProgress | None = None) -> None:
-    """Updates a cache before it is read; any other folder is unchanged. Without a network the earlier cache is used,
-    and `say` reports that.
+    """Updates a cache before it is read; any other folder is unchanged. If the pull fails and the cache has a catalog,
+    the earlier content is used, and `say` reports the reason.
 
     Raises:
-        StoreError, DependencyError: the object store is needed and cannot be read.
+        StoreError: the pull failed, and there is no catalog.
+        DependencyError, TableError: as pull.
     """
     note = read_note(state.root)
     is_own = note.role == "origin" if note else state.tables.is_dir() or state.trajectories.is_dir()

@@ -7,9 +7,9 @@ s is dropped as stale and replaced by a new one; among ended groups the oldest a
 with new weights that arrive while it runs: each token records the version that sampled it. An update may be collected
 while the weights that it trains are still on their way to the engine.
 
-When an update is held for faults, a group is discarded only if its own share of faults exceeds the limit, also if it
-ends before rollouts resume. Discarded groups then restart with the same names. Other ended groups are kept, running
-groups continue, and no group is started meanwhile.
+When an update is held for faults, a group is discarded only if its own share of faults exceeds the limit. This also
+applies to a group that ends before rollouts resume. Discarded groups then restart with the same names. Other ended
+groups are kept, running groups continue, and no group is started meanwhile.
 """
 
 import asyncio

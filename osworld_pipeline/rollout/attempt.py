@@ -109,6 +109,8 @@ class Attempt:
 
         Raises:
             LimitReachedError: a time limit was exceeded.
+            RecipeError: the first turn does not fit the context.
+            EngineError, EnvServerError, ReplicaError, StoreError: the engine, the desktop or the store failed.
         """
         try:
             async with asyncio.timeout(episode_timeout_s):

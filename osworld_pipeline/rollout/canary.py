@@ -15,7 +15,8 @@ MAX_TOKENS = 64
 
 
 def needs_canary(trajectories: Sequence[Trajectory], *, update: int) -> bool:
-    """Whether there are trajectories and none was sampled by the weights after `update` updates."""
+    """Whether a trajectory has an advantage other than 0, and none has a token that was sampled by the weights after
+    `update` updates."""
     return any(trajectory.advantage for trajectory in trajectories) and not any(
         trajectory.sampled_logprobs is not None
         and (trajectory.policy_versions is None or update in trajectory.policy_versions)
@@ -51,8 +52,8 @@ async def sample_canary(
     versions = {result.policy_version, *result.policy_versions}
     if versions != {update}:
         raise EngineError(
-            f"update {update + 1}: the engine sampled its canary with the weights after {sorted(versions)} updates: it "
-            "does not hold the weights that were loaded into it"
+            f"update {update + 1}: the engine sampled its canary with the weights after {sorted(versions)} updates, "
+            "not with those that were loaded into it: check that all its servers load weights, and run again"
         )
     outside = (0,) * len(prompt)
     return Trajectory(

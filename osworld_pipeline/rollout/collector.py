@@ -38,8 +38,9 @@ class Collector(Protocol):
     """Use it as a context manager: all its tasks end with the block."""
 
     async def collect(self, update: int) -> GspoBatch:
-        """The batch of `update`, with all groups whose status is known by now. The engine has the weights that `update`
-        trains; in asynchronous mode it may have those of the update before, until `advance` is called.
+        """The batch of `update`: its groups, and those that were dropped since the batch before. The engine has the
+        weights that `update` trains; in asynchronous mode it may have those of the update before, until `advance` is
+        called.
 
         Raises:
             RecipeError, StoreError: as run_episode.
@@ -49,7 +50,7 @@ class Collector(Protocol):
         ...
 
     async def advance(self, update: int) -> None:
-        """The engine has the weights that `update` trains."""
+        """Call it once the engine has the weights that `update` trains."""
         ...
 
     async def hold(self, batch: GspoBatch, *, update: int) -> GspoBatch:

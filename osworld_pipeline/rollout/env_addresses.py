@@ -44,7 +44,7 @@ def lookup_of(address: str, resolve: Resolve = resolve_name) -> Lookup | None:
 
 
 def is_final(address: str) -> bool:
-    """Whether a server that leaves this address has ended. One that leaves a host name may only drain."""
+    """Whether a server that leaves this address has ended. A server that leaves a host name may still be draining."""
     return address.startswith(f"{RAY_SCHEME}://")
 
 

@@ -54,8 +54,8 @@ class EnvTimeouts:
     request_s: float = 120.0
     """Limit of one /reset, /step or /evaluate."""
     capacity_s: float = 300.0
-    """How long /reset waits for a free replica, and for a server that is starting; counted again from zero when an
-    episode of the client ends, because desktops are busy and not gone then."""
+    """How long /reset waits for a free replica, and for a server that is starting. The time starts again when an
+    episode of the client ends, because the desktops are then busy, not lost."""
     close_s: float = 10.0
     resend_s: float = 20.0
     """How long a call whose answer was lost is retried."""
@@ -126,7 +126,8 @@ class EnvClient:
     async def close_left_over(self) -> int:
         """Releases the desktops of live episodes with this client's name, and returns their number. Call it after
         `connect` and before the first episode, if no other live process has the name. Servers that do not list their
-        episodes, or do not answer, are skipped; there the episodes end after the idle timeout."""
+        episodes, or cannot be reached, are skipped; there the episodes end after the idle timeout. Raises
+        EnvServerError if a server was reached and did not answer."""
         num_closed = 0
         for server in self.fleet.servers:
             if server.state is ServerState.DOWN:

@@ -309,7 +309,7 @@ class EnvFleet:
 
     def _set_down(self, server: EnvServer, complaint: str) -> None:
         if server.state is not ServerState.DOWN and self.has_several:
-            log.warning("%s; its episodes go to the other env servers", complaint)
+            log.warning("%s; new episodes go to the other env servers", complaint)
         server.state, server.complaint = ServerState.DOWN, complaint
         if time.monotonic() - server.last_answer >= SILENT_S:
             server.is_silent.set()

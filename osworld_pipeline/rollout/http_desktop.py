@@ -45,13 +45,14 @@ class HttpDesktop:
         self._can_resend = False
 
     async def reset(self, task: Task, *, record_id: str = "") -> tuple[Observation, DesktopInfo]:
-        """Waits for a free replica on the server with the most free ones, at most `capacity_s` after the last one that
-        this client released.
+        """Waits for a free replica on the server with the most free ones, at most `capacity_s` after the call or after
+        the last release of a replica by this client.
 
         Raises:
             NoCapacityError, EnvServerError: none became free, or no server answered, within the limit; or every server
                 was refused.
-            SetupError, ReplicaError: the task could not be set up, or its replica died.
+            ReplicaError: the task could not be set up, or its replica died.
+            TaskError: the server refused the task.
         """
         assert self._episode_id is None, "a desktop is reset once"
         request = ResetRequest(
@@ -161,8 +162,8 @@ class HttpDesktop:
         return await self._client.fresh_observation(self._base_url, self._live_id())
 
     async def next_input(self, after: int, *, wait_s: float) -> NextInputAnswer:
-        """The person's input after this one, which makes the episode a demonstration. Raises EnvServerError if the
-        server does not allow it."""
+        """Waits at most `wait_s` for the person's input after input number `after`. The first call makes the episode a
+        demonstration, in which a person's inputs are queued. Raises EnvServerError if the server does not allow it."""
         path, body = f"/v1/episodes/{self._live_id()}/person/next", {"after": after, "wait": wait_s}
         return await self._client.send(self._base_url, path, body, NextInputAnswer, can_resend=True)
 

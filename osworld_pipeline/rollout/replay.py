@@ -120,7 +120,7 @@ class ReplayBuffer:
         `num_served_before`: groups of the same update that were served in earlier calls.
 
         A group without a valid episode gets none, because it has no failure to contrast with a success. The draw of a
-        group depends only on the tables, the seed, the update and its id.
+        group depends only on the tables, the seed, the update and the group's id.
 
         Raises:
             TableError: the tables cannot be read.

@@ -89,7 +89,10 @@ class StepReplayBuffer:
             ValueError: a capacity below 1, or a discount outside 0..1.
         """
         if capacity < 1 or not 0.0 <= reward_discount <= 1.0:
-            raise ValueError(f"invalid capacity {capacity} or reward discount {reward_discount}")
+            raise ValueError(
+                f"invalid capacity {capacity} or reward discount {reward_discount}: the capacity must be at least 1, "
+                "the discount within 0..1"
+            )
         self._discount = reward_discount
         self._only_keep_outcome = only_keep_outcome
         self._threshold = balance_threshold

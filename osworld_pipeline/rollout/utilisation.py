@@ -39,7 +39,7 @@ class BusyMeter:
         self._last: tuple[float, int, float] = (self._started, 0, 0.0)
         """The last change: its time, the number of busy units since then, and the busy seconds of units up to it."""
         self._lock = threading.Lock()
-        """A reader must not combine a change with the time before it."""
+        """Guards `_last`. The clock is read under this lock, so that no reading is earlier than the last change."""
         self._marked: tuple[float, float] = (self._started, 0.0)
 
     @contextmanager

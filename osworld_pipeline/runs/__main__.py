@@ -2,7 +2,8 @@
 open.
 A job that names its `parent_pid` ends when that process ends.
 
-Exit status: 0 success; 2 an error that a retry cannot fix; 3 an error that a retry may fix; 143 stopped by SIGTERM.
+Exit status: 0 success; 1 a defect of the program, with a traceback; 2 an error that a retry cannot fix; 3 an error that
+a retry may fix; 143 stopped by SIGTERM or SIGINT.
 """
 
 import importlib
@@ -87,7 +88,7 @@ def read_job() -> dict[str, Any]:
 
 
 def run_program(program: str, job: dict[str, Any], report: Report) -> int:
-    """The last message is a Result or Failed; returns the exit status."""
+    """The last message is a Result or Failed, unless a defect raises another exception; returns the exit status."""
     try:
         start_tracing("osworld-pipeline")
         with observed_program(program, job, report) as observed:

@@ -18,7 +18,7 @@ class _Message(BaseModel):
 
 
 class Started(_Message):
-    """The first message of a program that waited for resources, or of its rank 0: they were free."""
+    """The program, or its rank 0, runs: the resources that it waited for are allocated."""
 
     kind: Literal["started"] = "started"
 
@@ -29,7 +29,7 @@ class Waiting(_Message):
     kind: Literal["waiting"] = "waiting"
     resources: str
     has_limit: bool = False
-    """Whether it limits the wait itself."""
+    """Whether the program itself limits this wait."""
 
 
 class Progress(_Message):

@@ -71,8 +71,8 @@ class RayShare(_Section):
     start_timeout_s: float = 600.0
 
     def entrypoint(self, placement: Placement, num_ranks: int) -> RayResources:
-        """The resources of the program itself. It runs its own episodes if there are no rollout actors, and its only
-        rank; several ranks are workers of their own."""
+        """The resources of the program's own process. This process also is the rank if there is only one (several are
+        separate workers), and runs the episodes if there are no rollout actors."""
         if placement is Placement.RANK and num_ranks == 1:
             return self.rank
         if placement is Placement.ROLLOUTS and self.num_rollout_actors == 0:

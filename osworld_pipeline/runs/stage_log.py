@@ -57,7 +57,7 @@ class StageLog:
         self._written_at = time.monotonic()
 
     def stop(self, reason: str) -> None:
-        """Records that the stage stops here and can be resumed."""
+        """Records that the stage stops here and can be resumed; an empty `reason` records nothing."""
         self._stopped = reason
 
     def take_back(self, num_updates: int) -> None:

@@ -80,7 +80,9 @@ def plan_training(recipe: Recipe, stages: Sequence[Stage], state: StateDir) -> T
     return TrainingPlan(
         stages=plans,
         num_processes=trainer.num_processes,
-        engine=f"{engine.kind} at {', '.join(engine.urls)}" if engine.urls else f"{engine.kind}, in the trainer",
+        engine=f"{engine.kind} at {', '.join(engine.urls)}"
+        if engine.urls
+        else f"{engine.kind}, {'in the trainer' if engine.launch is None else 'on servers that the pipeline starts'}",
         desktops=f"{desktop.num_replicas} on {', '.join(desktop.server_urls)}"
         if is_remote
         else f"{desktop.num_replicas} local desktops on this machine",
@@ -123,7 +125,8 @@ def _num_kept(recipe: Recipe, plan: StagePlan) -> int:
 
 
 def _checkpoint_bytes(recipe: Recipe, shape: ModelShape) -> int:
-    """Weights in the model's precision, plus a float32 master and two moments of each trained parameter."""
+    """Weights in the model's precision, plus a float32 master and two moments of each trained parameter. With LoRA only
+    the factors in float32 and their two moments: the base's weights are not stored again."""
     dtype = getattr(recipe.model, "dtype", "float32")
     lora = recipe.trainer.lora
     if lora is not None:

@@ -148,8 +148,8 @@ class BlobStore:
         return self._found(sha256, look)
 
     def place(self, sha256: str) -> str | None:
-        """The location of an image below the store's folder: its file, or its pack and the name in it. Raises
-        StoreError."""
+        """The location of an image below the store's folder: its file, or its pack and the name in it; None if there is
+        no such image. Raises StoreError."""
         path = self.find_file(sha256)
         if path is not None:
             return path.relative_to(self.root).as_posix()
@@ -185,7 +185,8 @@ class BlobStore:
         return False
 
     def _fetch_packed(self, bucket: Bucket, sha256: str) -> bool:
-        """Reads one image of a pack, with its name before it."""
+        """Downloads one image from a pack of the object store and writes it as a single file; False if no pack has it.
+        Its file name precedes it in the pack."""
         for entry in self.packs.entries(sha256):
             key = f"{self.root.name}/{self.packs.root.name}/{entry.pack}"
             found = bucket.read_range(key, entry.offset - NAME_BYTES, NAME_BYTES + entry.num_bytes)

@@ -62,8 +62,9 @@ def choose_some(
     target_bytes: int,
     budget_bytes: int,
 ) -> Choice:
-    """Selects as many small parts as fit, and full levels of compacted files. `replaces`: by part, the compacted files
-    with older rows of it, which must be merged together with the part."""
+    """Selects as many small parts as fit (none if these are fewer than `min_parts`), and full levels of compacted
+    files. `replaces`: by part, the compacted files with older rows of it, which must be merged together with the
+    part."""
     by_name = {unit.head.name: unit for unit in compacted}
     taken: list[Unit] = []
     merged: dict[str, Unit] = {}

@@ -144,7 +144,7 @@ def remove_part_files(paths: Collection[Path], on_progress: OnProgress | None = 
 
 
 def _has_head(name: str, heads: set[str]) -> bool:
-    """Whether a head may still refer to this file of details, or it is not one."""
+    """Whether a head may still refer to this file of details; also True for a file that is not a part."""
     return name == SEED or name in heads or PartFile.parse(name) is None
 
 

@@ -72,7 +72,8 @@ def rebuild_manifest(root: Path, on_progress: OnProgress | None = None) -> Repai
 
 
 def need_other_copies(root: Path, head: str, manifest: Manifest, names: Sequence[str]) -> None:
-    """Raises StoreError if one of the compacted files `names` has a part that no live file has."""
+    """Raises StoreError if one of the compacted files `names` has a part that no live file has in the same or a newer
+    version."""
     if not names:
         return
     small = _newest_small(root, head).values()

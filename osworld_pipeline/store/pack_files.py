@@ -126,7 +126,8 @@ def read_image(path: Path, sha256: str, *, offset: int, num_bytes: int) -> bytes
 
 
 def read_name(path: Path, sha256: str, *, offset: int) -> str | None:
-    """The name of the image whose first byte is at `offset`. Raises FileNotFoundError, StoreError."""
+    """The name of the image whose first byte is at `offset`; None if another image or none is there. Raises
+    FileNotFoundError, StoreError."""
     start = max(0, offset - NAME_BYTES)
     try:
         with path.open("rb") as file:

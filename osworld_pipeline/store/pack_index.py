@@ -93,7 +93,8 @@ class PackIndex:
         return len(self._map)
 
     def find(self, digest: bytes) -> Iterator[Entry]:
-        """The entries of an image; more than one only until the next garbage collection. Raises StoreError."""
+        """The entries of an image: usually one; more if several packs had it, of which some may be gone. Raises
+        StoreError."""
         for place in range(self.first_from(digest), self.num_records):
             start = _FIRST + place * RECORD.itemsize
             if self._map[start : start + _DIGEST] != digest:

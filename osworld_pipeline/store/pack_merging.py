@@ -17,8 +17,8 @@ _GONE = np.uint32(0xFFFFFFFF)
 
 
 def merge_indexes(packs: Packs, *, temp_folder: Path, budget_bytes: int | None = None) -> int:
-    """Merges full levels of indexes, and those most of whose packs are gone; returns how many were merged. The caller
-    holds the upkeep lock.
+    """Merges the indexes of each full level, and rewrites an index if more than half of its packs are gone; returns how
+    many indexes were replaced. The caller holds the upkeep lock.
 
     Raises:
         StoreError: an index is damaged, or the file system refused.

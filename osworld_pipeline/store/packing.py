@@ -129,8 +129,8 @@ def is_packing_due(blobs: BlobStore) -> bool:
 def oldest(
     blobs: BlobStore, *, before: float, number: int, on_progress: OnProgress | None = None
 ) -> tuple[list[ColdImage], int]:
-    """The oldest images that were last touched before `before` (Unix time), in the order of that time, so that images
-    stored together are packed together. Also returns how many images are that old, including the others."""
+    """The `number` oldest images that were last touched before `before` (Unix time), in the order of that time, so that
+    images stored together are packed together. Also returns how many images are that old in all."""
     num_old = 0
 
     def old() -> Iterator[tuple[float, str, int]]:

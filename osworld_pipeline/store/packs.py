@@ -23,7 +23,8 @@ from osworld_pipeline.store.pack_index import SUFFIX, Entry, PackIndex, records_
 FOLDER = "packs"
 INDEX_FOLDER = "index"
 SETTLED_NS = 2_000_000_000
-"""A folder that was changed less than this before it was listed may change again within one clock tick."""
+"""The listing of a folder that was changed less than this before is not kept: a later change may leave the folder's
+time of change the same."""
 NUM_LOOKS = 5
 _DIGEST_HEX = 64
 
@@ -151,7 +152,7 @@ def open_packs(blobs: Path) -> Packs:
 
 
 def _digest(sha256: str) -> bytes:
-    """The digest; empty if it is not a SHA-256, which no pack has."""
+    """The digest; empty if `sha256` is not a SHA-256, so that no pack is searched."""
     try:
         return bytes.fromhex(sha256) if len(sha256) == _DIGEST_HEX else b""
     except ValueError:

@@ -78,8 +78,9 @@ class Manifest:
     retired: Mapping[str, float] = field(default_factory=dict)
     """Heads that compacted files replace, as `<table>/<name>` or `<table>/compacted/<name>`, and when (Unix time)."""
     retired_in: Mapping[str, int] = field(default_factory=dict)
-    """The generation in which files were `retired`; missing for entries of older programs. A reader that lists the
-    folders before a compaction and reads the manifest after it uses the files retired in that generation."""
+    """The generation in which files were `retired`; missing for entries of older programs or of a rebuilt manifest. A
+    reader that lists the folders before a compaction and reads the manifest after it uses the files retired in that
+    generation."""
 
     @classmethod
     def read(cls, root: Path) -> "Manifest":
@@ -144,7 +145,7 @@ def take_snapshot(root: Path, head: str) -> HeadFiles:
     The manifest is read before the folder is listed, so files that a later compaction replaces are still listed.
 
     Raises:
-        StoreError: the manifest is damaged, lost, or older than the compacted files, or a part has no version.
+        StoreError: as Manifest.checked; or a part has no version in its name.
     """
     manifest = Manifest.checked(root, [head])
     newest: dict[str, PartFile] = {}

@@ -56,7 +56,7 @@ class TrajectoryStore:
     """Implements protocols.EpisodeSink over a state folder."""
 
     def __init__(self, state: StateDir, *, merge_parts: int = MERGE_PARTS) -> None:
-        """`merge_parts`: number of small parts of a table that are merged into one file while this writer runs."""
+        """`merge_parts`: number of small parts of a table that triggers a merge while this writer runs."""
         self.root = state.trajectories
         self._merger = PartMerger(self.root, merge_parts=merge_parts)
         self._group = GroupCommit(self.root, "episodes")
@@ -86,8 +86,9 @@ class TrajectoryStore:
         self._write_part("episodes", part, _rows_of(episodes))
 
     def write_new_parts(self, parts: Mapping[str, Sequence[Episode]]) -> None:
-        """Does the same as write_episodes of each of `parts`, but in one commit where they are new (`GroupCommit`):
-        much faster for many parts of few episodes. After an error some parts may be written."""
+        """Does the same as write_episodes of each of `parts`, but in one commit if all of them are new (`GroupCommit`):
+        much faster for many parts of few episodes. No two parts may have the same episode. After an error some parts
+        may be written."""
         if len(parts) > 1 and self._commit_together(parts):
             return
         for part, episodes in parts.items():
@@ -145,7 +146,7 @@ class TrajectoryStore:
         """The episodes of a part, as they were written.
 
         Raises:
-            StoreError: no such part.
+            StoreError: there is no such part, or a file is damaged.
         """
         found = self.read_parts([part])
         if part not in found:
@@ -225,7 +226,7 @@ class TrajectoryStore:
         self._merger.written(head)
 
     def _commit_together(self, parts: Mapping[str, Sequence[Episode]]) -> bool:
-        _need_distinct("of this commit", "episode", [one.episode_id for episodes in parts.values() for one in episodes])
+        _need_distinct(None, "episode", [one.episode_id for episodes in parts.values() for one in episodes])
         version = self._next_version("episodes", parts)
         tables = _tables("episodes", {part: _rows_of(episodes) for part, episodes in parts.items()}, version)
         is_committed = self._group.commit(parts.keys(), tables)
@@ -264,7 +265,7 @@ def _tables(head: str, parts: Mapping[str, Mapping[str, list[Row]]], version: in
     try:
         return {table: stored_rows(table) for table in (head, *DETAILS_OF[head])}
     except (pa.ArrowException, OverflowError, TypeError) as error:
-        raise StoreError(f"part {', '.join(parts)} of {head} holds a value that its columns cannot: {error}") from error
+        raise StoreError(f"a value in part {', '.join(parts)} of {head} does not fit its column: {error}") from error
 
 
 def _episodes(head: pa.Table, details: Mapping[str, pa.Table]) -> tuple[Episode, ...]:
@@ -287,7 +288,9 @@ def _by_episode(details: pa.Table) -> dict[str, list[Row]]:
     return found
 
 
-def _need_distinct(part: str, kind: str, ids: Sequence[str]) -> None:
+def _need_distinct(part: str | None, kind: str, ids: Sequence[str]) -> None:
+    """`part`: None for all parts of one commit. Raises StoreError if an id occurs twice."""
     if len(set(ids)) != len(ids):
         twice = next(name for name in ids if ids.count(name) > 1)
-        raise StoreError(f"part {part} holds {kind} {twice} twice: the ids of a part must differ")
+        where = "the parts of one commit have" if part is None else f"part {part} has"
+        raise StoreError(f"{where} {kind} {twice} twice: write each {kind} once")

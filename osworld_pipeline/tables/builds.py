@@ -33,7 +33,7 @@ def table_paths(state: StateDir) -> Mapping[str, Path]:
     """The file of each small table; those of the union are of one build. A file may be absent.
 
     Raises:
-        TableError: the note that names the build is damaged.
+        TableError: as current_build.
     """
     pinned = _pinned.get()
     build = pinned[1] if pinned is not None and pinned[0] == state.root else current_build(state)
@@ -89,6 +89,7 @@ def new_build(state: StateDir) -> Iterator[Path]:
     """Yields a folder to fill; at the end it becomes the current build, or it is removed after a failure.
 
     Raises:
+        TableError: as current_build.
         StoreError: the file system refused.
     """
     temp = state.tables / temp_name()
@@ -117,7 +118,7 @@ def remove_replaced_builds(state: StateDir, *, grace_s: float = REPLACED_GRACE_S
     """Removes builds that were replaced at least `grace_s` ago, and tables from before builds; returns how many.
 
     Raises:
-        TableError: the note that names the build is damaged.
+        TableError: as current_build.
     """
     current = current_build(state)
     if current is None:

@@ -53,7 +53,7 @@ def rebuild_catalog(state: StateDir) -> Path:
         StoreError: the file system refused, or the manifest of the compactions is damaged.
     """
     lock = state.root / "catalog.lock"
-    with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=TableError, what="the rebuild of the catalog"):
+    with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=TableError, what="the catalog"):
         remove_stale_temps(state.root)
         with replacing(state.catalog) as temp, _built_at(temp) as database:
             try:
@@ -99,7 +99,8 @@ def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
     depend on the last rebuild.
 
     Raises:
-        TableError: as rebuild_catalog.
+        TableError: a table's file is damaged or breaks its key, or a query in this block is refused.
+        StoreError: the store's manifest is damaged, or the state has a newer format or must be migrated first.
     """
     held = _held.get()
     if held is not None and held[0] == state.root:
@@ -119,7 +120,7 @@ def one_snapshot(state: StateDir) -> Iterator[None]:
     """All calls of `fresh_views` in this block share one snapshot: results are consistent, and files are read once.
 
     Raises:
-        TableError: as rebuild_catalog.
+        TableError, StoreError: as fresh_views.
     """
     with fresh_views(state) as connection:
         token = _held.set((state.root, connection))

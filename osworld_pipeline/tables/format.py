@@ -21,7 +21,7 @@ from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.query import TIMEOUT_S, QueryResult, query_arrow, run_query
 
 WIDTH, MIN_WIDTH = 100, 20
-"""Width without a terminal and COLUMNS; also the minimum width."""
+"""Width without a terminal and COLUMNS, and the minimum width."""
 MAX_ROWS, MAX_LISTED_ROWS = 1_000, 40
 """Rows shown in the two layouts: one line per row, and one line per column."""
 MAX_CELL = 500

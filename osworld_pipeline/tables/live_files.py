@@ -46,7 +46,8 @@ def live_files_sql(table: str, folder: str, root: str) -> str:
     heads = f"{root} || '{head}'"
     repair = f"concat('osworld-pipeline rebuild-catalog --state ''', {root}, '..''')"
     damaged = f"concat('the manifest of the compactions is missing or old: run ', {repair})"
-    lost = "concat('a file that the manifest names is gone: ', (SELECT min(name) FROM missing))"
+    first = "(SELECT min(name) FROM missing)"
+    lost = f"concat('a file that the manifest names is gone: ', {first}, ': restore it from a copy, or run ', {repair})"
     return f"""
 WITH manifest AS MATERIALIZED (
     SELECT any_value(decode(content)::JSON) AS j FROM read_blob({root} || '*.json')

@@ -34,7 +34,7 @@ def write_table(state: StateDir, name: str, rows: Sequence[Mapping[str, Any]] | 
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_pylist(list(rows), schema=OWNED_TABLES[name])
         table = conform(table, OWNED_TABLES[name])
     except (pa.ArrowException, OverflowError, TypeError) as error:
-        raise TableError(f"a row of {name} holds a value that its columns cannot: {error}") from error
+        raise TableError(f"a value in a row of {name} does not fit its column: {error}") from error
     remove_stale_temps(path.parent)
     write_parquet(path, table)
     return path

@@ -1,10 +1,11 @@
 """The views over the trajectory parts. If the variables of a snapshot are set, the views read the files of this
 snapshot; otherwise (a notebook that opens the catalog without this package) they read the live files that the manifest
-names. DuckDB plans only one of the two: the view selects the SQL text when a query is bound.
+names, and do not open files that were retired before the last rebuild of the catalog. DuckDB plans only one of the two:
+the view selects the SQL text when a query is bound.
 
 A view contains no path: it reads the folders next to the catalog, so that a copy or a mount of the state works. Within
 a view, only one setting shows the location of the database: the temporary folder, which DuckDB would create next to the
-file. Such a client opens only live files.
+file.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

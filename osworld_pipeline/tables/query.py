@@ -39,6 +39,7 @@ def run_query(state: StateDir, sql: str, *, timeout_s: float = TIMEOUT_S) -> Que
     Raises:
         TableError: no catalog yet, a lock (with its holder), bad SQL (with DuckDB's full message), or a query that took
             longer than `timeout_s` (with reasons).
+        StoreError: as open_catalog.
     """
 
     def fetch(connection: duckdb.DuckDBPyConnection) -> QueryResult:
@@ -121,8 +122,8 @@ def open_catalog(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
     """The catalog, read-only, with its views pinned to the current parts and without access to other files.
 
     Raises:
-        TableError: there is none yet, or another process has it open for writing.
-        StoreError: the store's manifest is damaged.
+        TableError: there is none yet, it cannot be opened, or another process has it open for writing.
+        StoreError: the store's manifest is damaged, or the state has a newer format or must be migrated first.
     """
     if not state.catalog.is_file():
         raise TableError(

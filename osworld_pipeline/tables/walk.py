@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 
+from osworld_pipeline.domain.shown_commands import pipeline_line
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.tables.catalog import first_line
@@ -43,13 +44,15 @@ def walk(state: StateDir, thing: str, *, limit: int = 20, timeout_s: float = TIM
                     return found
     except duckdb.InterruptException as error:
         raise TableError(
-            f"the walk from '{thing}' took longer than {timeout_s:g} s: compact the store first"
+            f"the look-up of '{thing}' took longer than {timeout_s:g} s: run {pipeline_line(state, 'compact')} first"
         ) from error
     except duckdb.Error as error:
-        raise TableError(f"the catalog cannot be walked: {first_line(error)}; materialize it again") from error
+        raise TableError(
+            f"the catalog cannot be read: {first_line(error)}; {pipeline_line(state, 'rebuild-catalog')} rebuilds it"
+        ) from error
     raise TableError(
         f"nothing in {state.root} has the id '{thing}': give the full id of one of these: {', '.join(KINDS)} "
-        "(its SHA-256); if the object is new, materialize the catalog again"
+        f"(its SHA-256); if the object is new, run {pipeline_line(state, 'rebuild-catalog')} first"
     )
 
 

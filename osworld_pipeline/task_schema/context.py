@@ -80,8 +80,8 @@ class Cache(Protocol):
     def put(self, name: str, data: bytes) -> object: ...
     def get(self, name: str) -> ResultFile | None: ...
     async def fetch(self, name: str, read: Callable[[int], Awaitable[bytes | None]]) -> ResultFile | None:
-        """The file that `read` returns, which is called with the most bytes to read. None if there is no file, or it is
-        too large."""
+        """The file with the bytes that `read` returns; `read` is called with the maximum number of bytes. None if there
+        is no file, or it is too large."""
         ...
 
 

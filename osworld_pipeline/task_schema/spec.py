@@ -112,7 +112,7 @@ class Metric(Part):
 def verb(
     *, example: Mapping[str, Any], name: str = "", opens_window: bool = False, failure: Failure = "is an error"
 ) -> Callable[[Callable[..., Awaitable[None]]], Verb]:
-    """`example` has the parameters. `name` is for a function whose name would hide a function of Python."""
+    """`example` has the parameters. `name`: the verb's name, if a function of that name would shadow a builtin."""
 
     def declare(function: Callable[..., Awaitable[None]]) -> Verb:
         whole = {"type": name or function.__name__, "parameters": example}

@@ -65,7 +65,7 @@ async def execute(
         if num_failures >= UNTIL_MAX_FAILURES or time.monotonic() > deadline:
             raise SetupError(
                 f"the command {_brief(filled)} did not reach {dict(until)} within {UNTIL_TIMEOUT_S:g} s, or "
-                f"could not be run {UNTIL_MAX_FAILURES} times"
+                f"failed to run in {UNTIL_MAX_FAILURES} attempts"
             )
         await asyncio.sleep(UNTIL_INTERVAL_S)
 

@@ -12,8 +12,7 @@ _SOURCES = ("context.py", "getters.py", "metrics/*.py", "reading.py")
 
 
 def code_digest() -> str:
-    """Changes if the modules change that read evaluators and state and compare them; `without_declarations` is applied
-    to each module first."""
+    """A digest of the modules that read evaluators, read state or compare it, each after `without_declarations`."""
     digest = hashlib.sha256()
     for path in digested_files():
         digest.update(path.name.encode() + b"\0" + without_declarations(path.read_bytes()) + b"\0")

@@ -31,7 +31,8 @@ NEVER = (400, 404)
 
 def open_client(tracking_uri: str) -> Any:
     """A client. A new SQLite database is created with all its tables before it becomes visible. No request is sent to a
-    server."""
+    server. Raises StoreError: a database's file system has no locks or refused, or another process creates it for too
+    long."""
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for name, value in DEFAULTS.items():
@@ -46,7 +47,7 @@ def open_client(tracking_uri: str) -> Any:
         )
     if tracking_uri.startswith(SQLITE) and not database.exists():
         lock = database.with_name(f".{database.name}.lock")
-        with locked(lock, timeout_s=TABLES_TIMEOUT_S, error=StoreError, what=f"the creation of {database}"):
+        with locked(lock, timeout_s=TABLES_TIMEOUT_S, error=StoreError, what=f"MLflow's database {database}"):
             if not database.exists():
                 remove_stale_temps(database.parent)
                 # A kill during MLflow's dozens of migrations would leave a database that cannot be opened again.

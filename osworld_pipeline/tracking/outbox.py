@@ -26,8 +26,8 @@ FAILING_CLOSE_S = 1.0
 
 
 class Outbox:
-    """Sends events in order from one thread. Everything except `deliver` and the thread's own reading happens in the
-    caller's thread."""
+    """Sends events in order from one thread, which also reads and removes the files of earlier outboxes. Everything
+    else happens in the caller's thread."""
 
     def __init__(
         self,

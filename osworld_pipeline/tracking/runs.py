@@ -107,6 +107,7 @@ def stage_run(
 
     Raises:
         TrackingError: MLflow cannot be reached, or refuses, when the runs are opened.
+        StoreError: MLflow's SQLite database cannot be used or created.
     """
     with tracking_errors(tracking_uri, f"cannot open the run of {stage_key}"):
         opened = _open(tracking_uri, stage, stage_key, flatten_params(params), tags)

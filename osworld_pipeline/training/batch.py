@@ -1,7 +1,7 @@
 """Converts trajectories to the tensors of one forward pass: right-padded, or packed into one row; distinct images once.
 
 Shapes: B sequences, T tokens of the longest, R rows and L positions of a row (B and T if padded; 1 and the total
-if packed), I images in the text, U distinct images, P patches of these.
+if packed), N response tokens of all sequences, I images in the text, U distinct images, P patches of these.
 """
 
 from collections.abc import Sequence
@@ -58,8 +58,8 @@ def build_batch(
     the batch is scored as the policy samples.
 
     Raises:
-        TrainingError: a trajectory has mismatched images and placeholders, no response tokens, or a banned id in a
-            response; names it.
+        TrainingError: a trajectory has mismatched images and placeholders, no prompt, no response tokens, or a banned
+            id in a response; names it.
     """
     cache = cache or PixelCache()
     images = _Images(processor, cache)

@@ -19,7 +19,7 @@ def choose_demonstrations(
     rows: Iterable[tuple[str, str]], settings: SftSection, *, domains: Mapping[str, str]
 ) -> Collection[str]:
     """The ids of the rows that `settings` selects; `rows` are (row id, task id). `domains` of tasks, by base id;
-    missing ones count as one domain. A task's position in its family's seeded order does not depend on other tasks."""
+    missing ones count as one domain. The seeded order of two tasks of a family does not depend on other tasks."""
     by_task: dict[str, list[str]] = {}
     for row_id, task_id in rows:
         by_task.setdefault(base_task_id(task_id), []).append(row_id)

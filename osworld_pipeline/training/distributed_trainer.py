@@ -173,8 +173,8 @@ class DistributedTrainer:
         return write
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The policy's full weights, as an engine loads them; under LoRA only the adapter's factors. On rank 0. With
-        `shares_weights` they are the model's own tensors, else copies in host memory."""
+        """The policy's full weights, as an engine loads them; under LoRA only the adapter's factors. Empty on the
+        other ranks. With `shares_weights` they are the model's own tensors, else copies in host memory."""
         with self._together("weights"):
             return self._gathered()
 

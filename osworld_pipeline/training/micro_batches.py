@@ -55,7 +55,8 @@ def make_micro_batches(
 def _split_for_all(
     trajectories: Sequence[Trajectory], num_ranks: int, max_tokens: int, max_sequences: int | None, is_packed: bool
 ) -> list[list[Trajectory]]:
-    """Parts small enough that every rank gets one, the largest first."""
+    """Parts of at most an equal share of the tokens per rank (or of the longest trajectory's tokens, if that is more),
+    the largest first. There may be fewer parts than ranks."""
     if not trajectories:
         return []
     lengths = [len(trajectory.token_ids) for trajectory in trajectories]

@@ -91,8 +91,8 @@ def load_policy(
     is_frozen: bool = False,
     adapters: LoraSection | None = None,
 ) -> Qwen3VLForConditionalGeneration:
-    """`load_model` in the precision of the recipe's model, on the default device. `adapters`: added to a checkpoint
-    that has none, to load a trainer's factors into. Raises StoreError, DependencyError."""
+    """`load_model` in the precision of the recipe's model. `device`: None for the default device. `adapters`: added to
+    a checkpoint that has none, to load a trainer's factors into. Raises StoreError, DependencyError, RecipeError."""
     model = load_model(
         path,
         dtype=dtype_of(section),

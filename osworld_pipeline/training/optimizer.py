@@ -57,7 +57,7 @@ class MasterAdamW:
         """
         norm = float(whole(torch.nn.utils.clip_grad_norm_(self._masters, max_grad_norm)))
         if not math.isfinite(norm):
-            raise TrainingError(f"the gradient norm is {norm}: the weights are unchanged, lower the learning rate")
+            raise TrainingError(f"the gradient norm is {norm}: this step was not made, lower the learning rate")
         self._adamw.step()
         self.zero_grad()
         self._copy_masters()

@@ -8,7 +8,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 ATTENTION = "sdpa_by_sequence"
-"""Name of the attention implementation in transformers' register; without lengths it is stock SDPA."""
+"""Name of the attention implementation in transformers' registry; without `packed_lengths` it is stock SDPA."""
 
 
 def use_packed_attention(model: Any) -> None:

@@ -54,7 +54,8 @@ def open_gspo_trainer(
         StoreError: a folder cannot be read, or is damaged.
         TrainingError: the recipe cannot fit this GPU.
         DependencyError: peft is missing for adapters.
-        RecipeError: adapters for layers that do not exist, or other adapters than the parent's.
+        RecipeError: adapters for layers that do not exist or with other settings than those of `folder`, or an adapter
+            in `folder` and no trainer.lora in the recipe.
     """
     if recipe.trainer.num_threads:
         torch.set_num_threads(recipe.trainer.num_threads)
@@ -124,7 +125,8 @@ class _Policy:
 
 
 def _without_dropout(recipe: Recipe) -> Recipe:
-    """The ratio of an update compares passes with the sampler, which has no dropout."""
+    """The recipe with LoRA dropout 0: an update compares its log-probabilities with the sampler's, and the sampler has
+    no dropout."""
     section = recipe.trainer
     if section.lora is None or not section.lora.dropout:
         return recipe

@@ -10,7 +10,8 @@ from osworld_pipeline.training.objective.loss import PolicyLoss
 
 @dataclass(kw_only=True)
 class Tally:
-    """Per-sequence values are those of this rank; per-step values those of all ranks."""
+    """Per-sequence values, token counts and times are those of this rank; losses and gradient norms are those of all
+    ranks."""
 
     num_steps: int = 0
     loss: float = 0.0
@@ -19,11 +20,12 @@ class Tally:
     optimizer_s: float = 0.0
     num_tokens: int = 0
     num_positions: int = 0
-    """Number of tokens with padding."""
+    """Number of tokens, padding included."""
     ratios: list[float] = field(default_factory=list)
     clipped: list[float] = field(default_factory=list)
     first_clipped: list[float] = field(default_factory=list)
-    """Clip fraction of the first step, whose ratios are 1: above 0 it is due to rounding."""
+    """Clip fraction of the first step. If the old log-probabilities are the trainer's, the ratios of this step are 1,
+    and a value above 0 is due to rounding."""
     kls: list[float] = field(default_factory=list)
     entropies: list[float] = field(default_factory=list)
     importances: list[float] = field(default_factory=list)

@@ -83,7 +83,8 @@ class GspoTrainer(DistributedTrainer):
     def _update(self, trajectories: Sequence[Trajectory], breaks: BetweenPasses) -> dict[str, float]:
         """Without any advantage the weights stay unchanged, and `is_skipped` is 1. KL alone is no reason for an update,
         because Adam would scale its tiny gradient up to a full step. If the importance weights leave less than
-        `min_effective_share` of the batch, the update is held: the weights stay unchanged, and `is_held` is 1."""
+        `min_effective_share` of the batch, the update is held: the weights stay unchanged, and `is_held` and
+        `is_skipped` are both 1."""
         trained = [trajectory for trajectory in trajectories if not trajectory.is_canary]
         metrics = {
             "num_trajectories": float(len(trained)),
@@ -196,7 +197,10 @@ class GspoTrainer(DistributedTrainer):
                         tally.add(result, batch)
             total = self.process_group.sum(loss)
             if not math.isfinite(total):
-                raise TrainingError(f"update {self.num_updates + 1}: the loss is {total}; the weights are unchanged")
+                raise TrainingError(
+                    f"update {self.num_updates + 1}: the loss is {total}: this optimiser step was not made, lower the "
+                    "learning rate"
+                )
             passed = time.monotonic()
             grad_norm = self.optimizer.step(max_grad_norm=self._settings.max_grad_norm)
         finally:
@@ -206,7 +210,8 @@ class GspoTrainer(DistributedTrainer):
         )
 
     def _weight(self, trajectory: Trajectory, shares: Mapping[str, float]) -> float:
-        """If length_norm counts tokens, each token of an episode counts once, in any of its sequences."""
+        """With length_norm `sequence_mean` the weight of an episode is divided among its sequences. The other norms
+        count tokens, so each sequence has the full weight."""
         if self._settings.length_norm == "sequence_mean":
             return trajectory.weight * shares[trajectory.trajectory_id]
         return trajectory.weight

@@ -1,7 +1,7 @@
 """The messages between env server and client: Slime-OSWorld's endpoints, with additional fields.
 
 Every added field is optional in requests and ignored by a client that does not know it. A failure is a 4xx or 5xx with
-an `ErrorMessage`; `fault` names the outcome with which the episode must end.
+an `ErrorMessage`; its `fault` determines the outcome of the episode, if the failure ends it (wire/faults.py).
 """
 
 from typing import Annotated, Any, Literal
@@ -47,9 +47,9 @@ class ResetRequest(Message):
     client_id: str = ""
     """The client, for a fair share of the queue; empty uses the peer address."""
     request_id: str = Field(default="", max_length=128)
-    """The client's own name for this reset: if it is sent again after a lost answer, it returns the same episode."""
+    """The client's own name for this reset: a reset that is sent again after a lost answer returns the same episode."""
     queue_s: float | None = Field(default=None, gt=0, le=3600, allow_inf_nan=False)
-    """Longest wait for a free desktop in seconds, where the server's own limit is longer; then 503."""
+    """Longest wait for a free desktop in seconds, if it is shorter than the server's own limit; after it, 503."""
     record_id: str = Field(default="", max_length=MAX_RECORD_ID)
     """The id under which the client will store the episode, for people who watch the desktop on /status."""
 
@@ -97,7 +97,7 @@ class ResetAnswer(ObservationMessage):
 
 class StepAnswer(ObservationMessage):
     reward: float = 0.0
-    """Always 0 before /evaluate, as in OSWorld's env.step."""
+    """Always 0, as in OSWorld's env.step; /evaluate returns the reward."""
     done: bool = False
     step: int = 0
     num_person_inputs: int = Field(default=0, ge=0)
@@ -135,8 +135,9 @@ class HealthAnswer(Message):
     replicas: int = 0
     free: int = 0
     active_sessions: int = 0
-    """`episodes` and `replicas` under the names that AReaL's bridge uses."""
+    """`episodes` under the name that AReaL's bridge uses."""
     max_envs: int = 0
+    """`replicas` under the name that AReaL's bridge uses."""
     can_resend: bool = False
     """A named reset may be sent again after a lost answer. Our server sends true."""
 

@@ -15,12 +15,12 @@ class Secret:
         return hmac.compare_digest(_digest(given), self._digest)
 
     def is_in(self, authorization: bytes) -> bool:
-        """Whether the header of that name contains it as a bearer token."""
+        """Whether `authorization`, the value of that header, has this secret as its bearer token."""
         return self.is_same(bearer_of(authorization))
 
 
 def bearer_of(authorization: bytes) -> bytes:
-    """The bearer token in the header of that name; empty if there is none."""
+    """The bearer token in the value of an Authorization header; empty if there is none."""
     scheme, _, token = authorization.partition(b" ")
     return token.strip() if scheme.lower() == b"bearer" else b""
 

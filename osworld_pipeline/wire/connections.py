@@ -20,7 +20,7 @@ MIN_READ_BYTES = 64 * 1024
 LINGER_S = 1.0
 """How long a client may continue to send after its answer."""
 MAX_DROPPED_BYTES = 8 * 1024 * 1024
-"""How much it may send in that time: over loopback a second is enough for a gigabyte."""
+"""How many bytes a client may send in LINGER_S: over loopback one second is enough for a gigabyte."""
 
 
 class ClientFiles:
@@ -42,7 +42,8 @@ class ClientFiles:
 
     @property
     def leave_no_time(self) -> bool:
-        """Refused connections stay open briefly, and may be too many even for that."""
+        """Whether refused connections must be closed at once. Otherwise they stay open briefly, so that the client
+        receives its answer."""
         return self.num_open > self.most * 1.25
 
 

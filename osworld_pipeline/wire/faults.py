@@ -59,7 +59,7 @@ def outcome_of(error: PipelineError) -> Outcome:
 
 
 def error_class_of(fault: str | None, default: type[PipelineError]) -> type[PipelineError]:
-    """The client's error for a fault that is not simply one of the desktop."""
+    """The client's error for a fault; `default` for env_fault, client_error, no_capacity, unknown faults and None."""
     if fault in ("env_fault", "client_error", "no_capacity"):
         return default
     return next((kind for kind, found in CLASSIFIED.items() if found.fault == fault), default)

@@ -13,7 +13,8 @@ from osworld_pipeline.errors import EnvServerError
 
 LIVE_TYPE = "application/x-live-screens"
 STREAM_S = 300.0
-"""A stream ends after this time, and its page opens the next: each connection has a limit, and a new token applies."""
+"""A stream ends after this time, and its page opens the next one. So no connection stays open without limit, and a
+changed token takes effect."""
 END_GRACE_S = 2.0
 SMALL_WIDTH, LARGE_WIDTH = 480, 1280
 """Pixels of a screen in a grid, and of an enlarged one."""

@@ -84,7 +84,9 @@ BUSY_UNITS = GaugeFamily(
 )
 CAPACITY = GaugeFamily("osworld_capacity", "Units that can be busy: desktops, 1 engine, 1 trainer.", ("part",))
 BUSY_SECONDS = CounterFamily(
-    "osworld_busy_seconds", "Seconds in which units were busy; its rate by the capacity is the utilisation.", ("part",)
+    "osworld_busy_seconds",
+    "Seconds in which units were busy; its rate divided by the capacity is the utilisation.",
+    ("part",),
 )
 ENV_SERVERS = GaugeFamily("osworld_env_servers", "Env servers of the program by state.", ("state",))
 ENV_DESKTOPS = GaugeFamily("osworld_env_desktops", "Desktops of an env server, as it reports them.", ("server",))
@@ -125,5 +127,5 @@ RECEIVED_BYTES = CounterFamily("osworld_http_received_bytes", "Bytes of requests
 SANDBOXES = GaugeFamily("osworld_gateway_sandboxes", "Sandboxes that clients have.")
 QUOTA = GaugeFamily("osworld_gateway_quota", "Sandboxes that clients may have.")
 SANDBOX_ENDS = CounterFamily(
-    "osworld_gateway_starts", "Starts of sandboxes by outcome: started, refused (quota), reaped.", ("end",)
+    "osworld_gateway_starts", "Sandboxes: started, refused (quota), reaped (unused for too long, or died).", ("end",)
 )

@@ -20,8 +20,8 @@ def make_run_token(server_token: str, *, run: str, ends_at: float) -> str:
 
 
 def why_invalid(server_token: str, given: bytes, *, now: float | None = None) -> str | None:
-    """Why a server with this token refuses the run token `given`; None if it accepts it; empty if it is none of its run
-    tokens."""
+    """Why a server with this token refuses the run token `given`. None: the server accepts it. Empty: `given` is not a
+    run token made from this server's token."""
     parts = given.split(b".")
     if len(parts) != 4 or parts[0] != _KIND.encode():
         return ""

@@ -37,8 +37,8 @@ def is_on() -> bool:
 
 def start_tracing(service: str) -> None:
     """Starts tracing in this process, if a collector is named; as `service`, unless OTEL_SERVICE_NAME is set. A process
-    that does not call this never traces in any environment, so a program that only imports this library does not need the
-    packages.
+    that does not call this never traces in any environment, so a program that only imports this library needs no
+    packages for it.
 
     Raises:
         DependencyError: traces are asked for and the packages of the extra `tracing` are missing.
@@ -53,7 +53,7 @@ def start_tracing(service: str) -> None:
         raise DependencyError(
             f"{ENDPOINTS[0]} asks for traces, but {error.name} is not installed: {how_to_set_up('tracing')}"
         ) from error
-    # Kept here: a child would inherit it from the environment.
+    # Kept in a variable, not in the environment, because child processes would inherit it.
     _service = os.environ.get("OTEL_SERVICE_NAME") or service
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make release", description=__doc__)
-    parser.add_argument("version", help="above the last one, e.g. 0.2.0")
+    parser.add_argument("version", help="the new version, above the last release, e.g. 0.2.0")
     parser.add_argument("--dry-run", action="store_true", help="show what a release does and builds; change nothing")
     given = parser.parse_args()
     request = Request(root=ROOT, version=given.version, day=datetime.now(UTC).date(), is_dry_run=given.dry_run)

@@ -51,7 +51,10 @@ def need_contents(wheel: Path, sdist: Path, wanted: set[str], version: Version) 
 def _need_same(path: Path, packed: set[str], wanted: set[str]) -> None:
     if packed != wanted:
         lacks, more = sorted(wanted - packed)[:3], sorted(packed - wanted)[:3]
-        raise ReleaseError(f"{path.name} does not have the tracked files: it lacks {lacks} and has {more} in addition")
+        raise ReleaseError(
+            f"{path.name} differs from the tracked files (missing: {', '.join(lacks) or 'none'}; not tracked: "
+            f"{', '.join(more) or 'none'}): see the build backend's settings in {PROJECT}"
+        )
 
 
 def sums_of(paths: Iterable[Path]) -> str:

@@ -80,7 +80,7 @@ def test_a_read_only_state_is_read_and_refuses_writes_in_one_sentence(state: Sta
         pytest.skip("this user may make no mount namespace")
     said = run([*unshare, mount, "sh", str(state.root), sys.executable, "-c", f"import sys{ACT}", str(state.root)])
     assert said["doctor"] == f"the file system of {state.root} is read-only"
-    assert said["rebuild"].endswith("catalog.lock is read-only: choose a state folder that can be written")
+    assert said["rebuild"].endswith("catalog.lock is read-only: choose a folder that can be written")
     assert (said["query"], said["read"]) == ("[(1,)]", "1")
 
 

@@ -171,7 +171,7 @@ def test_a_result_file_that_cannot_be_written_is_refused_before_anything_runs(
 
 
 def test_no_password_of_an_address_is_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(PipelineError, match="holds a name or a password") as refused:
+    with pytest.raises(PipelineError, match="holds a user name or a password") as refused:
         call(tmp_path, "evaluate", "--recipe", "smoke", "--checkpoint", "https://me:secret@models.example/v1#big")
     assert "secret" not in f"{refused.value}{capfd.readouterr()}"
 

@@ -87,7 +87,7 @@ def _numbers(name: str, body: str, names: str) -> list[int]:
     values = [part.strip() for part in body.split(",")]
     wanted = names.split(",")
     if len(values) != len(wanted) or not all(_INTEGER.fullmatch(value) for value in values):
-        raise ActionParseError(f"{name}({names}) needs {len(wanted)} whole numbers, not {body[:40]!r}")
+        raise ActionParseError(f"{name}: expected whole numbers for {names}, not {body[:40]!r}")
     numbers = [int(value) for value in values]
     if any(abs(number) > MAX_COORDINATE for number in numbers):
         raise ActionParseError(f"{name}: a number is out of range in {body[:40]!r}")

@@ -30,7 +30,7 @@ from osworld_pipeline.wire import EnvConfig
 SHARE_POLL_S = 0.05
 MAX_ENDED = 10_000
 MAX_KEPT_REPLIES = 8
-"""Each last answer holds a screenshot; clients repeat a request soon."""
+"""A small number, because each kept answer holds a screenshot, and clients repeat a request soon."""
 _ENV_CONFIG = EnvConfig(require_a11y_tree=False, image_format="png")
 
 
@@ -103,8 +103,8 @@ class OsgymWorker:
         return vm_id, observation
 
     async def step(self, vm_id: int, action: str, *, number: int | None = None) -> OsgymReply:
-        """A finishing action is graded, and the desktop returned. An episode whose policy has disabled its desktop is
-        also finished, with a reward of 0.
+        """After a finishing action the episode is graded and its desktop returned. An episode whose policy has disabled
+        its desktop is also finished, with a reward of 0.
 
         Raises:
             ActionParseError: refused; nothing was executed. Sent again, the same action becomes wait().

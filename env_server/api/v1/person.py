@@ -38,7 +38,8 @@ def person_router(episodes: EpisodeTable, settings: Settings) -> APIRouter:
     @router.post("/{episode_id}/person/inputs", summary="Send a person's input")
     async def send_input(episode_id: str, message: PersonInput) -> PersonInputReply:
         """Executes it between two calls of the client, and marks the episode as touched; in a demonstration it is
-        queued for the client instead. 409 where the server does not allow it, or the episode is graded."""
+        queued for the client instead. 409 where the server does not allow it, the episode is graded, the demonstration
+        has ended, or too many inputs wait."""
         episode = find(episode_id)
         is_queued = episode.demonstration is not None
         await episode.person_input(message.action)

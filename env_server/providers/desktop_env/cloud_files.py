@@ -14,7 +14,7 @@ from osworld_pipeline.errors import SetupError, TaskError
 def check_cloud_files(task: Task, limits: TaskLimits) -> None:
     """
     Raises:
-        TaskError: an address may not be fetched.
+        TaskError: an address may not be fetched, or a `cloud_file` is malformed.
     """
     for url, _ in _cloud_files(task):
         try:

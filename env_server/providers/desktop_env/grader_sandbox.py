@@ -102,6 +102,7 @@ class GraderSandbox:
 
         Raises:
             DependencyError: it cannot be started.
+            ReplicaError: the sandbox has been closed.
         """
         self._running()
 
@@ -111,7 +112,8 @@ class GraderSandbox:
 
         Raises:
             DependencyError: desktop-env cannot be loaded in the sandbox.
-            ReplicaError: the grader did not start in time.
+            ReplicaError: the grader did not start in time, or the sandbox has been closed.
+            EvaluatorError: at the end of the block, a process of the grader does not end.
         """
         launched = self._running()
         try:
@@ -309,7 +311,8 @@ async def _receive_doors(connection: socket.socket) -> dict[str, socket.socket]:
 
 
 async def _receive_answer(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """ValueError if it is invalid: the process that answers has read data of a policy."""
+    """ValueError if the answer is invalid. It must be checked, because the process that sends it has read files that a
+    policy may have written."""
     lengths = unpack_header(await reader.readexactly(HEADER.size))
     if sum(lengths) > MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {sum(lengths)} bytes")

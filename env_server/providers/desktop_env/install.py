@@ -27,7 +27,7 @@ class DesktopEnvInstall:
     """Getters that reach a browser or VLC through a port of the desktop."""
     verbs: frozenset[str]
     folders: tuple[Path, ...]
-    """Every folder that an interpreter of that environment reads, except the system's /usr."""
+    """The folders that an interpreter of that environment reads; /usr may be among them."""
     search_path: tuple[Path, ...]
 
     @property

@@ -20,7 +20,8 @@ class DesktopEnvSettings(Table):
     python: Annotated[Path, Option("--desktop-env-python")] = Path("var/desktop-env/bin/python")
     """The interpreter of that environment. Graders of the kind `osworld` also run in it."""
     provider_name: Annotated[str, Option("--desktop-env-provider")] = "docker"
-    """DesktopEnv's own provider: docker, vmware, virtualbox, aws ..."""
+    """DesktopEnv's own provider: docker, vmware, virtualbox, aws, azure, aliyun or volcengine; or `local`: the local
+    desktops of this project."""
     path_to_vm: Annotated[str | None, Option("--desktop-env-vm"), Field(examples=["Ubuntu.vmx"])] = None
     """DesktopEnv's path_to_vm. Without it DesktopEnv may download an image of tens of GB."""
     region: Annotated[str | None, Field(examples=["us-east-1"])] = None

@@ -79,8 +79,8 @@ class DesktopEnvProvider:
 
     @property
     def image_digest(self) -> str:
-        """Digest of everything that identifies the image: DesktopEnv's options, its release, and the VM file's size and
-        modification time."""
+        """Digest of what identifies the image: DesktopEnv's options except the password, the plug-in's name,
+        DesktopEnv's release, and the VM file's size and modification time."""
         options = {key: value for key, value in self._options.items() if key != "client_password"}
         path = self._options["path_to_vm"]
         if path is not None and Path(str(path)).is_file():

@@ -45,7 +45,7 @@ def check_evaluator(task: Task, install: DesktopEnvInstall, *, has_ports: bool) 
             elif config and not isinstance(config, Mapping):
                 raise TaskError(f"task {task_id} has an evaluator whose 'options' are not an object")
     if evaluator.get("conj", "and") not in ("and", "or"):
-        raise TaskError(f"task {task_id} joins its metrics by {evaluator['conj']!r}; OSWorld supports and, or")
+        raise TaskError(f"task {task_id} joins its metrics by {evaluator['conj']!r}; OSWorld supports 'and' and 'or'")
 
 
 def _check_getter(task_id: str, key: str, config: object, install: DesktopEnvInstall, *, has_ports: bool) -> None:
@@ -60,7 +60,7 @@ def _check_getter(task_id: str, key: str, config: object, install: DesktopEnvIns
     if kind in install.port_getters and not has_ports:
         raise TaskError(
             f"task {task_id} needs the getter {kind!r}, which uses a port of the browser or VLC that this "
-            "server's desktops do not expose; serve it with --provider desktop_env"
+            "server's desktops do not expose; serve the task with --provider desktop_env or gateway"
         )
     names = [config.get("dest"), config.get("settings_file")] + ([config.get("path")] if kind == "cache_file" else [])
     for name in names:
@@ -72,7 +72,7 @@ def harmless_task(task: Task, install: DesktopEnvInstall, limits: TaskLimits) ->
     """The task's config with every verb checked, and uploads restricted to the upload folder.
 
     Raises:
-        TaskError: an unknown verb, a download from another host, or a file that the task may not read or write.
+        TaskError: an unknown verb, a download that is not allowed, or a file that the task may not read or write.
     """
     verbs = {}
     for key, config in (("config", task.config), ("postconfig", task.config["evaluator"])):
@@ -124,7 +124,7 @@ def _allowed_upload(task_id: str, file: Config, limits: TaskLimits) -> dict[str,
     if limits.upload_root is None:
         raise TaskError(
             f"task {task_id}: {file.get('local_path')!r} is a file of this server, and uploads are not allowed; "
-            "start it with --upload-root"
+            "start the env server with --upload-root FOLDER"
         )
     source = (limits.upload_root / str(file.get("local_path", ""))).resolve()
     if not source.is_relative_to(limits.upload_root.resolve()):

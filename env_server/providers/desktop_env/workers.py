@@ -172,6 +172,7 @@ class Launcher:
 
         Raises:
             DependencyError: it cannot be started.
+            ReplicaError: the launcher has been closed.
         """
         if self._is_closed:
             raise ReplicaError("desktop-env's workers are shut down with the env server")

@@ -1,5 +1,5 @@
-"""The interface between this provider and a vendor's gateway: five calls, which the reference client makes over plain
-HTTPS. Clients neither wait nor retry themselves."""
+"""The interface between this provider and a vendor's gateway: four calls, which the reference client makes over plain
+HTTPS, and `close`. Clients neither wait nor retry themselves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -73,7 +73,7 @@ class SandboxAnswer:
 
 
 class SandboxClient(Protocol):
-    """Every call ends within `limit_s` and raises one of the four errors above as early as possible."""
+    """Every call ends within `limit_s`. A call that fails raises one of the four errors above as early as possible."""
 
     @property
     def keeps_answers(self) -> bool:

@@ -40,7 +40,8 @@ class HttpsSandboxClient:
     def __init__(self, options: ClientOptions, *, transport: httpx.AsyncBaseTransport | None = None) -> None:
         """
         Raises:
-            ValueError: not a web address, or a token that would be sent unencrypted.
+            ValueError: the address is not a web address, has a user or a query, or is http:// and not loopback, even
+                without a token; or the certificates cannot be read.
         """
         parts = urlsplit(options.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
@@ -149,7 +150,8 @@ class HttpsSandboxClient:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise SandboxRefusedError(
-                f"{self._name} returned a sandbox without a usable {error}; is it a gateway of this kind?"
+                f"{self._name} returned an invalid sandbox ({type(error).__name__}: {error}); is it a gateway of this "
+                "kind?"
             ) from error
 
 

@@ -28,7 +28,7 @@ READ_BYTES = 512 * 1024
 MAX_HELD_BYTES = 8 * 1024 * 1024
 """Limit of data that has not been fetched; beyond it the ports are not read."""
 BUSY_S, IDLE_S = 0.005, 0.05
-"""Interval between two looks for the next file, with a connection and without."""
+"""Interval between two polls for the next file: after the first connection, and before it."""
 
 
 class Relay:

@@ -1,5 +1,5 @@
-"""The `gateway` provider: each desktop is a sandbox behind a gateway, new after each episode. A replica that waits for
-quota holds none: the old sandbox is stopped first, and the replica has no sandbox meanwhile."""
+"""The `gateway` provider: each desktop is a sandbox behind a gateway, new after each episode. A reset stops the old
+sandbox before it requests a new one, so a replica that waits for quota has no sandbox."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 20.0
 CALL_LIMIT_S = 15.0
-"""Time limit of one refresh."""
+"""Time limit of one refresh, and of one request for the first screenshot."""
 READY_POLL_S = 0.25
 REFRESH_S = 20.0
 """Longest interval between two refreshes of a sandbox; a short lifetime makes it shorter."""
@@ -58,7 +58,7 @@ class GatewayProvider:
     ) -> None:
         """
         Raises:
-            ValueError: no address is configured.
+            ValueError: no address is configured, or the client rejects its options.
             DependencyError: there is no such client.
         """
         if not settings.url:
@@ -150,7 +150,8 @@ class GatewayProvider:
             return sandbox
 
     async def give_back(self, sandbox: Sandbox) -> None:
-        """Stops it, or logs that it could not; its lifetime ends it then. Never raises; continues if cancelled."""
+        """Stops the sandbox. A failure is logged, not raised: the sandbox then ends with its lifetime. The stop
+        continues if the caller is cancelled."""
         stopping = asyncio.create_task(self._stop_surely(sandbox))
         self._strays.add(stopping)
         stopping.add_done_callback(self._strays.discard)

@@ -36,7 +36,7 @@ class RetryPolicy:
     """How often a failed call is sent again, and when. Tests replace the clock, sleep and chance."""
 
     num_attempts: int = 4
-    """Attempts of one call that the gateway failed; calls to a busy gateway are repeated until the time is up."""
+    """Most attempts of a call if the gateway fails; calls to a busy gateway are repeated until the time is up."""
     backoff: Backoff = Backoff()
     clock: Clock = time.monotonic
     sleep: Sleep = asyncio.sleep
@@ -83,7 +83,7 @@ class QuotaGate:
             self.num_waiting -= 1
 
     def refused(self, error: SandboxBusyError) -> None:
-        """The gateway has refused."""
+        """Closes the gate, because the gateway has refused a sandbox."""
         wait_s = self._retry_policy.backoff.wait_s(
             self._num_refused, asked_s=error.retry_after_s, share=self._retry_policy.chance()
         )
@@ -91,5 +91,5 @@ class QuotaGate:
         self._closed_until = max(self._closed_until, self._retry_policy.clock() + wait_s)
 
     def granted(self) -> None:
-        """The gateway has returned a sandbox."""
+        """Resets the backoff, because the gateway has returned a sandbox."""
         self._num_refused = 0

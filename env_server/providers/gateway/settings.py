@@ -18,7 +18,7 @@ class GatewaySettings(Table):
     url: Annotated[str | None, Option("--gateway-url"), Field(examples=["https://sandboxes.example.org"])] = None
     """The gateway's address: https://HOST[:PORT][/PATH]."""
     client: Annotated[str, Option("--gateway-client")] = "https"
-    """The reference client; or a vendor's, by the name of its entry point or module:attribute."""
+    """`https` is the reference client; a vendor's is given by the name of its entry point, or as module:attribute."""
     quota_wait_s: Annotated[float, Option("--gateway-quota-wait-s"), Field(ge=0, le=3600)] = 300.0
     """How long one replica waits for quota before its start counts as failed."""
     start_timeout_s: Annotated[float, Field(gt=0, le=540)] = 180.0

@@ -70,7 +70,7 @@ class SandboxTransport(httpx.AsyncBaseTransport):
 
     async def _ask(self, call: SandboxRequest, limit_s: float) -> SandboxAnswer:
         retry_policy = self._retry_policy
-        deadline, attempt = retry_policy.clock() + limit_s, 0
+        deadline, num_refused, num_failed = retry_policy.clock() + limit_s, 0, 0
         can_repeat = not call.request_id or self._client.keeps_answers
         while True:
             left_s = max(0.01, deadline - retry_policy.clock())
@@ -78,20 +78,21 @@ class SandboxTransport(httpx.AsyncBaseTransport):
                 share_s = left_s if call.request_id else min(left_s, max(SHORTEST_SHARE_S, left_s / 3))
                 return await self._client.request(self._find_sandbox(), call, limit_s=share_s)
             except SandboxBusyError as error:
-                # The call was not executed. A busy gateway does not use up attempts: the deadline ends this loop.
-                await retry_policy.wait(error, attempt, deadline=deadline)
+                # The call was not executed. While the gateway is busy only the deadline ends this loop.
+                await retry_policy.wait(error, num_refused, deadline=deadline)
+                num_refused += 1
             except SandboxFailedError as error:
                 if error.may_have_happened and not can_repeat:
                     raise ReplicaError(
                         f"{error}; {call.path} may have been executed, so it is not sent again: replace the replica"
                     ) from error
-                await retry_policy.wait(error, attempt, deadline=deadline)
+                await retry_policy.wait(error, num_failed, deadline=deadline)
+                num_failed += 1
             except SandboxGoneError as error:
                 self._on_gone(str(error))
                 raise
             except SandboxRefusedError as error:
                 raise ReplicaError(str(error)) from error
-            attempt += 1
 
 
 def is_repeatable(method: str, path: str) -> bool:

@@ -1,5 +1,6 @@
 """Whether KVM works here. The existence of /dev/kvm proves nothing: a kernel is booted under it, and KVM is used only
-if that kernel reaches its first program. The result is cached while it is valid."""
+if that kernel reaches its first program. The result is cached for this kernel and version of QEMU until the host boots
+again."""
 
 import asyncio
 import hashlib

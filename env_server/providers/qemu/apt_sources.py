@@ -55,7 +55,8 @@ def _entries(uris: list[str], suites: list[str]) -> list[str]:
 
 
 def host_apt_options() -> tuple[str, ...]:
-    """The host's apt settings (proxies, certificates, tolerances) as lines for an apt.conf."""
+    """The host's apt settings for downloads (proxies, certificates, validity checks, retries) as lines for an
+    apt.conf."""
     try:
         done = subprocess.run(
             ["apt-config", "dump", "--no-empty", "Acquire"],

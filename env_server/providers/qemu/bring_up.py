@@ -166,7 +166,7 @@ class BringUp:
 
     async def _failure(self, stage: Stage) -> ReplicaError:
         where = await self._keep_screenshot(stage)
-        tries = "" if stage.num_tries == 1 else f", {stage.num_tries} times"
+        tries = "" if stage.num_tries == 1 else f" of each of {stage.num_tries} tries"
         return ReplicaError(
             f"{self._name} did not get past {stage.name}: within {stage.limit_s:g} s{tries} there was no "
             f"{stage.until.words}; its screen is {where}"

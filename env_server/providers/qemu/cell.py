@@ -117,7 +117,7 @@ class Cell:
         await self._network.start(inside[0], uid=held.uid, group=held.group, lifeline_fd=self._lifeline_fd)
 
     async def wait(self, timeout_s: float) -> None:
-        """Waits until it has ended by itself; TimeoutError."""
+        """Waits until QEMU has ended by itself. TimeoutError if it does not end within `timeout_s`."""
         await asyncio.wait_for(self.stderr_tail.is_silent.wait(), timeout_s)
 
     async def stop(self) -> None:

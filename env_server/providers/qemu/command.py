@@ -19,7 +19,7 @@ _VIRTUAL_DEVICES = (
     "-device", "virtio-net-pci,netdev=net,romfile=", "-device", "virtio-rng-pci",
 )  # fmt: skip
 _PLAIN_DEVICES = (
-    # the keyboard is on the board
+    # the machine type `pc` has a PS/2 keyboard
     "-device", "qemu-xhci", "-device", "usb-tablet", "-device", "e1000,netdev=net,romfile=",
 )  # fmt: skip
 _WINDOWS_CPU = ",hv_relaxed,hv_vapic,hv_spinlocks=0x1fff,hv_time"

@@ -34,7 +34,8 @@ def check_builder() -> None:
 
 
 def qemu_version() -> str:
-    """Its first line, such as `QEMU emulator version 7.2.22 (Debian ...)`: other versions cannot read its states."""
+    """The first line that `--version` prints, such as `QEMU emulator version 7.2.22 (Debian ...)`. Other versions
+    cannot read the states of this one."""
     try:
         done = subprocess.run(
             [find("qemu-system-x86_64"), "--version"],

@@ -50,7 +50,8 @@ class _Ready:
 class QemuProvider:
     """Makes desktops in virtual machines. `images` is the folder of built images and saved states; it is created if
     missing. `image` is a qcow2 file with OSWorld's guest server, or with `os_type` windows any Windows, whose
-    administrator's `password` is typed at its first boot; without it our own is built. `source` replaces both."""
+    administrator's `password` is typed at its first boot; without `image` our own is built. `source` replaces all of
+    these."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class QemuProvider:
             return self._ready, self._walls
 
     async def _ensure_state(self, digest: str, spec: MachineSpec, walls: Walls) -> SavedState:
-        """Booted again, because a boot may fail by chance; the last failure is raised."""
+        """Makes up to `num_boots` attempts, because a boot may fail by chance; the last failure is raised."""
         for _ in range(self._source.num_boots - 1):
             try:
                 return await self._save(digest, spec, walls)

@@ -15,7 +15,8 @@ _POLL_S = 0.25
 
 
 async def wait_for_agent(machine: Machine, *, calm_s: float) -> None:
-    """Has no limit for the agent; the screen has CALM_LIMIT_S. ReplicaError if the machine ends."""
+    """Waits until the agent answers, without a limit, and then until the screen has been stable for `calm_s`, at most
+    CALM_LIMIT_S. ReplicaError if the machine ends."""
     display = Display(machine.qmp, name=machine.name)
     guest = GuestClient.over_unix_socket(machine.guest_socket, name=machine.name)
     try:

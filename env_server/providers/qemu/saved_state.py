@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 SAVE_LIMIT_S = 900.0
 """Covers a first boot of a large foreign image under emulation, on a busy machine."""
 KEPT_STATES = 4
-"""Limit of all images, screen sizes and versions together; the oldest are removed when another is saved."""
+"""Limit of all images, screen sizes and versions together. When another state is saved, those that were unused for the
+longest time are removed."""
 _TOOL_LIMIT_S = 300.0
 _LEFTOVER_PREFIX = ".state-"
 

@@ -51,7 +51,7 @@ def fetch(
         with shown_progress("fetch", as_json=as_json) as on_progress:
             fetch_sources(parsed, root, on_fetched=found.append, on_progress=on_progress)
     finally:
-        # Printed after the bar, which would break long lines; after a failure, those that were fetched before it.
+        # Printed after the bar, which would break long lines; after a failure, the sources fetched before the failure.
         if not as_json:
             for each in found:
                 _print_fetched(each)
@@ -71,7 +71,9 @@ def _print_fetched(fetched: "Fetched") -> None:
 def import_(
     kind: Annotated[Kind, typer.Argument(help="The format of the import.")],
     path: Annotated[Path, typer.Argument(help="The JSONL file, or the folder.")],
-    name: Annotated[str, typer.Option(help="Name of the import and its rows' source: letters, digits and _.")],
+    name: Annotated[
+        str, typer.Option(help="Name of the import and its rows' source: lower-case letters, digits and _.")
+    ],
     licence: Annotated[str, typer.Option(help="Licence of the data; stored in every row.")],
     revision: Annotated[str, typer.Option(help="Revision of the origin: a commit, a date, a version.")] = "",
     quality_rank: Annotated[

@@ -86,8 +86,8 @@ def status(state: StateOption = Path("var"), state_remote: StateRemoteOption = "
     here = "nothing of it" if found.generation is None else f"generation {found.generation}"
     print(f"{found.url} has {there}: {counted(found.num_files, 'file')}, {found.num_bytes / 1e6:,.1f} MB")
     print(
-        f"{folder.root} ({found.role or 'not pushed yet'}) has {here}; {counted(found.num_changed, 'file')} changed "
-        "here since"
+        f"{folder.root} ({found.role or 'not pushed yet'}) has {here}; new or changed here: "
+        f"{counted(found.num_changed, 'file')}"
     )
 
 

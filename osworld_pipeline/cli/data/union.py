@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def union(
     hf_root: Annotated[Path, typer.Option(help="The folder with osworld_datasets/ and osworld-merged-replay/.")],
     osworld_repo: Annotated[Path, typer.Option(help="An OSWorld checkout, for task configs.")],
-    output_dir: Annotated[Path, typer.Option(help="Folder for the five files, written atomically.")],
+    output_dir: Annotated[Path, typer.Option(help="Folder for the five files, each written atomically.")],
     system_prompt: Annotated[
         str, typer.Option(help="full, short, or a file with the text that replaces the system turn.")
     ] = "full",
@@ -36,7 +36,7 @@ def union(
         bool, typer.Option("--with-tree-tasks", help="Include tasks that only the OSWorld checkout has.")
     ] = False,
     dialect: Annotated[str, typer.Option(help="Dialect of the assistant turns.")] = "slime",
-    workers: Annotated[int, typer.Option(min=-1, help="Additional processes; -1: one per core.")] = -1,
+    workers: Annotated[int, typer.Option(min=-1, help="Additional processes; -1: one per core, at most 4.")] = -1,
     max_line_mib: Annotated[int, typer.Option(min=1, help="Longer lines are listed as rejects.")] = 128,
     as_json: JsonOption = False,
 ) -> None:

@@ -12,14 +12,14 @@ from assets.evaluations import SUITES
 from jobs.pipeline import RANK
 from osworld_pipeline.cli.in_process.session import open_in_process
 from osworld_pipeline.domain.shown_commands import pipeline_line
-from osworld_pipeline.domain.state import StateDir
+from osworld_pipeline.domain.state import STATE_VARIABLE, StateDir
 from osworld_pipeline.errors import DatasetError, TableError
 from osworld_pipeline.evaluation.leaderboard_rows import leaderboard_rows
 from osworld_pipeline.evaluation.suite_files import EvalSuite
 from osworld_pipeline.runs.checkpoints.registry import all_checkpoints, no_such_checkpoint
 from osworld_pipeline.runs.evaluate.leaderboard import read_leaderboard
 from osworld_pipeline.runs.evaluate.plan import load_suite, plan_evaluation
-from resources.state import RecipeResource, StateResource
+from resources.state import RecipeResource, configured_state
 
 
 def run_backfill(
@@ -50,7 +50,8 @@ def run_backfill(
     loaded = [load_suite(state, recipe, name) for name in dict.fromkeys(suites)]
     if strange := [suite.name for suite in loaded if suite.name not in SUITES.get_partition_keys()]:
         raise DatasetError(
-            f"suite '{strange[0]}' is not a partition here: Dagster has only those of {StateResource().dir().suites}"
+            f"suite '{strange[0]}' is not a partition here: Dagster has only the suites of the state "
+            f"{configured_state()}; set {STATE_VARIABLE} to {state.root} and run again"
         )
     starts_warm = len(chosen) * len(loaded) > 1
     with open_in_process(defs, source=source, state_root=state_root, console=console, starts_warm=starts_warm) as here:

@@ -1,6 +1,6 @@
-"""Evaluate one checkpoint from the command line: on a suite that is a partition through the asset `evaluations`, like a
-backfill, so that it is reported to MLflow; on other tasks through the job `evaluate_tasks`. Both record every episode,
-continue after a stop, and rank."""
+"""Evaluates one checkpoint from the command line. A whole suite that is a partition is evaluated through the asset
+`evaluations`, like a backfill, so that it is reported to MLflow; other tasks through the job `evaluate_tasks`. Both
+record every episode, continue after a stop, and rank."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ def run_evaluate(
     console: Console,
     on_start: Callable[[Checkpoint, EvalSuite], None] = lambda checkpoint, suite: None,
 ) -> dict[str, Any]:
-    """`checkpoint`: as for runs.external.find_or_add; empty for the champion, or the newest if there is none.
+    """`checkpoint`: as for checkpoints.external.find_or_add; empty for the champion, or the newest if there is none.
     `on_start` is called with the evaluation after all checks. Returns the result document (evaluation/result_file.py).
 
     Raises:
@@ -75,8 +75,8 @@ def run_evaluate(
 
 
 def default_checkpoint(state: StateDir, source: RecipeResource) -> Checkpoint:
-    """The champion if there is one; else the newest checkpoint. Raises TableError if there is none, with the command
-    that trains one with `source`."""
+    """The champion if there is one; else the newest checkpoint. Raises TableError if there is no checkpoint; the
+    message has the command that trains one with the recipe of `source`."""
     tracking = deployment_tracking(os.environ)
     # A query to MLflow creates its database; without a database, no champion is set.
     champion = tracking.champion(state) if tracking.given_uri or state.mlflow_db.is_file() else None

@@ -26,7 +26,7 @@ def open_instance(state: StateDir) -> dg.DagsterInstance:
     """
     Raises:
         DependencyError: this folder has no dagster.yaml.
-        StoreError: its SQLite records would be on a file system without locks.
+        StoreError: its SQLite records would be on a file system without locks, or as instance_home.
     """
     home = instance_home(state)
     storage = yaml.safe_load((home / INSTANCE).read_text()).get("storage") or {}

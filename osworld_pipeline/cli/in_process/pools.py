@@ -51,8 +51,8 @@ def wait_for_pools(
         if time.monotonic() >= until:
             dagster = pipeline_line(state, "dev")
             raise PipelineError(
-                f"waited for {limit_s / 3600:.3g} h until {reason}: terminate that run in Dagster, or start Dagster "
-                f"({dagster}), which ends runs whose process is dead"
+                f"no free slot after {limit_s / 3600:.3g} h of waiting until {reason}: terminate that run in Dagster, "
+                f"or start Dagster ({dagster}), which ends runs whose process is dead"
             )
         time.sleep(poll_s)
     if reported:

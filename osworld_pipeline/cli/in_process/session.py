@@ -57,7 +57,8 @@ class InProcess:
     ) -> None:
         """Runs a job, after waiting for pools that other Dagster runs hold. `request`: configuration of the job's ops,
         by name. `assets`: those of the job to materialize; None for all. `resources`: configuration of resources, by
-        name. Raises JobStoppedError with the sentence of the first failed step."""
+        name. Raises JobStoppedError with the sentence of the first failed step or after SIGINT, and PipelineError as
+        wait_for_pools."""
         run_id = str(uuid4())
         definition = self.defs.resolve_job_def(job)
         self.instance.add_event_listener(run_id, self.bars)
@@ -121,7 +122,8 @@ def open_in_process(
     """`starts_warm`: several programs will be started and share their imports.
 
     Raises:
-        PipelineError: no disk space, another such program runs on this state, or no dagster.yaml here.
+        PipelineError: less than 1 GB is free, the file system cannot store a state, another such program runs on this
+            state, or as open_instance.
     """
     state = StateDir(state_root.resolve())
     _need_disk(state)

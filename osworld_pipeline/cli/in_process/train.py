@@ -107,8 +107,8 @@ def run_train(
     """Runs the stages with the recipe of `source`; a second run continues where the first ended.
 
     Raises:
-        PipelineError: before anything starts: a bad recipe, no disk space, another training runs, no checkpoint to
-            start from.
+        PipelineError: before anything starts: a bad recipe, no checkpoint to start from, or as open_in_process; later:
+            a pool stays full (wait_for_pools).
     """
     recipe = source.load()
     state = StateDir(state_root.resolve())

@@ -73,11 +73,13 @@ def export_areal(
     """Writes the turns into a new folder `target`.
 
     `selection` is over the `episodes` view. `processor` is the folder of the checkpoint that sampled. `reward` is
-    assigned to every turn of an episode: the grader's score, the shaped one, or the grader's score less its group's
-    mean, divided by its group's deviation (groups with zero deviation are left out). Turn t of T gets it times
+    assigned to every turn of an episode: the grader's score, the shaped one, or the grader's score less the mean of its
+    group, divided by the group's deviation. Mean and deviation are those of the selected valid episodes; episodes
+    without a group, and groups with zero deviation, are left out. Turn t of T gets it times
     `turn_discount` ** (T - 1 - t). An episode with a turn of more than `max_tokens` is left out.
 
     Raises:
+        ValueError: `turn_discount` is not above 0 and at most 1.
         DatasetError: no episode to export, or one whose tokens are of another processor or do not match its images.
         TableError: a table cannot be read, or a filter is bad SQL.
         StoreError: `target` exists, an image or the processor is missing, or the file system refused.
@@ -104,7 +106,7 @@ def export_areal(
                     on_progress(done, total)
         result = writer.result()
         if not result.num_episodes:
-            why = ", ".join(f"{number} {reason}" for reason, number in result.left_out.items()) or "none is stored"
+            why = ", ".join(f"{number} {reason}" for reason, number in result.left_out.items()) or "none is selected"
             raise DatasetError(f"no episode to export ({why}): choose others with --where or --checkpoint")
         shutil.copyfile(areal_reader.__file__, folder / "areal_reader.py")
         settings = {"reward": reward, "turn_discount": turn_discount, "max_tokens": max_tokens}
@@ -131,7 +133,7 @@ class _Writer:
         reward: float | None,
         turn_discount: float,
     ) -> dict[str, Any] | None:
-        """The episode's line in the index; None if it is left out; that is counted."""
+        """The episode's line in the index; None if it is left out, which is counted by reason."""
         reason = _unfit(row, sequences, reward)
         if reason is not None or reward is None:
             self._left_out[reason or "no_reward"] += 1

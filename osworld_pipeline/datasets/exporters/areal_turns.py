@@ -1,7 +1,7 @@
 """An episode as AReaL's turns: one training sequence for each response. The prompt of a response is the whole text
 before it, with the images.
 
-Shapes: L tokens of a turn, P patches of an image."""
+Shapes: L tokens of a turn."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Turn:
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
-    """Both for the output tokens."""
+    """Of the output tokens, like `logprobs`."""
     image_steps: tuple[int, ...]
     """The steps whose screenshots are in the prompt, in order."""
 

@@ -77,7 +77,9 @@ def _refuse_existing(target: Path, *, replace: bool) -> None:
     if not replace:
         raise StoreError(f"{target} exists: choose another folder, or add --replace to replace it")
     if target.is_symlink() or not (target / MANIFEST).is_file():
-        raise StoreError(f"{target} is not an export (it has no {MANIFEST}): remove it yourself, or choose another")
+        raise StoreError(
+            f"{target} is not an export (a link, or without {MANIFEST}): remove it yourself, or choose another folder"
+        )
 
 
 def _put(temp: Path, target: Path) -> None:

@@ -51,7 +51,7 @@ class HuggingFaceExport:
     num_shards: dict[str, int]
     num_images: int
     num_unknown_licence: int
-    """Rows of a source without a recorded licence."""
+    """Rows of a source without a recorded licence; without `own_licence` also the rows of this pipeline."""
 
 
 def export_huggingface(
@@ -69,7 +69,8 @@ def export_huggingface(
     """Writes the dataset into a new folder `target`.
 
     `selection` is over `episodes` (for all configs but `replay`) and over `replay`; a condition that is valid for only
-    one of them needs `configs` to exclude the other. `own_licence` is that of the episodes of this pipeline.
+    one of them needs `configs` to exclude the other. Its checkpoints and purposes do not filter `replay`, whose rows
+    are all demonstrations. `own_licence` is that of the episodes of this pipeline.
 
     Raises:
         DatasetError: an unknown config, or no row to export.

@@ -43,7 +43,7 @@ class LakeExport:
     num_files: int
     num_bytes: int
     num_unknown_licence: int
-    """Rows of a source without a recorded licence."""
+    """Rows of a source without a recorded licence; without `own_licence` also the rows of this pipeline."""
 
 
 def export_lake(
@@ -118,8 +118,8 @@ ORDER BY ALL
 
 
 def _licences(connection: duckdb.DuckDBPyConnection, own_licence: str | None) -> list[dict[str, Any]]:
-    """Licences of the tables whose rows have a source; rows of other tables belong to these. A task may be of any raw
-    source, so all raw sources need a licence."""
+    """Licences of the tables whose rows have a source; each row of another table belongs to a row of one of these. A
+    task may be of any raw source, so all raw sources need a licence."""
     return _rows(connection, _LICENCES, {"own": _OWN, "licence": own_licence})
 
 

@@ -78,7 +78,8 @@ def write_lance_table(
                 for file in fragment.data_files()}  # fmt: skip
     except OSError as error:
         raise StoreError(
-            f"Lance could not write {name}: {str(error).splitlines()[0]}; no partial output remains"
+            f"Lance could not write {name}: {str(error).splitlines()[0]}; fix that and run again. "
+            "No partial output remains"
         ) from error
     if sum(rows.values()) != counted.num_rows:
         raise StoreError(

@@ -74,7 +74,8 @@ class ResultsExport:
     num_results: int
     """Episodes with a grader's score, and therefore a result.txt."""
     num_faults: int
-    """Episodes without one: no result.txt; OSWorld's scripts treat them as unfinished, not as 0."""
+    """Episodes without a grader's score that counts: no result.txt; OSWorld's scripts treat them as unfinished, not as
+    0."""
     num_successes: int
     num_screenshots: int
     models: tuple[str, ...]
@@ -89,7 +90,7 @@ def export_osworld_results(
     on_progress: OnProgress | None = None,
 ) -> ResultsExport:
     """Writes the tree into a new folder `target`; `selection` is over the `evals` view. LEFT_OUT.md names the episodes
-    that ended in a fault.
+    without a result.
 
     Raises:
         TableError: a table cannot be read, or a filter is bad SQL.
@@ -134,8 +135,8 @@ def export_osworld_results(
 
 
 def _model(row: Mapping[str, Any]) -> str:
-    """The model name: the checkpoint, the evaluation if it has several, and the index of the seed from the second
-    on."""
+    """The model name: the checkpoint, then the evaluation if the checkpoint has several, then the index of the seed
+    from the second seed on."""
     evaluation = row["stage_key"].removeprefix(f"eval-{row['checkpoint_id']}-")
     name = row["checkpoint_id"] + (f"_{evaluation or 'unknown'}" if row["num_evaluations"] > 1 else "")
     return name if row["run"] == 1 else f"{name}_run{row['run']}"

@@ -25,7 +25,7 @@ STEP_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Filters of an export; an empty or None filter excludes nothing."""
+    """Filters of an export; an empty or None filter excludes nothing, except empty `purposes`."""
 
     checkpoints: tuple[str, ...] = ()
     purposes: tuple[str, ...] = ()

@@ -201,8 +201,8 @@ def _turn(role: str, text: str, *, has_image: bool) -> dict[str, Any]:
 
 
 def _write_tasks(connection: duckdb.DuckDBPyConnection, folder: Path, replay_ids: set[str]) -> tuple[int, int]:
-    """The task tables; training tasks are those with a config and a row in this export's replay, except Windows
-    tasks."""
+    """The task tables; training tasks are those with a config that can be run and a row in this export's replay, except
+    Windows tasks. A config that only lacks a grader is included."""
     ids = pa.table({"task_id": pa.array(sorted(replay_ids), pa.string())})
     connection.register("exported_ids", ids)
     tasks = connection.sql(_TASKS).to_arrow_table().cast(TASK_COLUMNS)

@@ -37,7 +37,8 @@ def import_agentnet(
     images: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> ImportSummary:
-    """`path`: a JSONL file, or a folder of them; `images`: their folder; default: `images/` next to each file.
+    """`path`: a JSONL file, or a folder of such files; `images`: the folder of the screenshots; default: `images/` next
+    to each file.
 
     Raises:
         DatasetError: no such file, bad options, or another import runs.

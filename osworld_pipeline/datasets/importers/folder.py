@@ -181,7 +181,7 @@ def open_import(state: StateDir, *, importer: str, origin: str, options: ImportO
     """
     check_options(options)
     root = state.imports
-    with locked(root / ".lock", timeout_s=LOCK_TIMEOUT_S, error=DatasetError, what="importing"):
+    with locked(root / ".lock", timeout_s=LOCK_TIMEOUT_S, error=DatasetError, what="the imports folder"):
         remove_unfinished(root)
         folder = root / f".{options.name}.new"
         try:

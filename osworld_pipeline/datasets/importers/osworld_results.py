@@ -180,7 +180,7 @@ def _add_task(writer: ImportWriter, task: Task | None) -> None:
 
 
 def _find_task(tasks: Path, attempt: ResultAttempt) -> Task | None:
-    """The attempt's task by its file; only its instruction if it cannot be scored."""
+    """The attempt's task from its file in the OSWorld tree; None without a readable file or an instruction."""
     path = tasks / attempt.domain / f"{attempt.task_id}.json"
     if not path.is_file():
         elsewhere = [found for found in tasks.glob("*/*.json") if found.stem == attempt.task_id]

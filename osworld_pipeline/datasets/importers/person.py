@@ -26,7 +26,8 @@ IMPORTER = "person"
 def check_person_import(state: StateDir, options: ImportOptions) -> None:
     """
     Raises:
-        DatasetError: the import of that name is not one of people's demonstrations, or has another licence.
+        DatasetError: the import of that name is not one of people's demonstrations, has another licence, or is
+            damaged.
     """
     path = state.imports / options.name / SOURCE_FILE
     if not path.is_file():

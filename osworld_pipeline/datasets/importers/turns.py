@@ -21,7 +21,7 @@ from osworld_pipeline.domain.task import Task
 
 SYSTEM_PROMPT = "full"
 MAX_DESCRIPTION_CHARS = 400
-"""Maximum length of the `Action:` line; longer text is cut at a sentence or a word."""
+"""Maximum length of the `Action:` line; longer text is cut after a sentence, or at this length."""
 _ACTION_LINE = re.compile(r"^[#*\s]*Action:[*\s]*(?!\s*(?:WAIT|DONE|FAIL)\b)([^\n<{`]{3,})", re.MULTILINE)
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s")
 

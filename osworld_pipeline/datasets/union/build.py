@@ -1,5 +1,5 @@
 """Slime-OSWorld's union build into the tables: all tasks, the replay buffer, and the tasks that can be trained on. It
-makes one pass over the raw sources and the imports in bounded memory."""
+parses the raw sources and the imports once, in bounded memory."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ class UnionSummary:
     num_rejects: Mapping[str, int]
     """Number of rejects by kind."""
     num_duplicates: int
-    """Demonstrations that an earlier source contains."""
+    """Demonstrations that are equal to one read earlier, in the same or another source."""
     absent: Sequence[str]
     """Missing sources."""
 
@@ -57,7 +57,7 @@ def build_union_tables(
     `replay.MAX_WORKERS`.
 
     Raises:
-        DatasetError: a worker died, or the lock file of the sources is damaged.
+        DatasetError: a worker died or hangs, or the lock file of the sources is damaged.
         StoreError: a table or an image cannot be written.
     """
     imports, broken = find_imports(state.imports)

@@ -193,8 +193,8 @@ def _joined_text(content: Any) -> str:
 
 
 def _are_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether all messages have the keys role and content in this order, all parts have type and text in this order,
-    and all values are strings. Equal messages in this form are equal bytes."""
+    """Whether all messages have the keys role and content in this order, all parts have type, or type and text in this
+    order, and all values are strings. Equal messages in this form are equal bytes."""
     for message in messages:
         if tuple(message) != _MESSAGE_KEYS or type(message["role"]) is not str:
             return False

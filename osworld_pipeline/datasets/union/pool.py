@@ -17,7 +17,7 @@ from osworld_pipeline.datasets.union.forms import ROWS_FOLLOW, Origin, Setup
 from osworld_pipeline.errors import DatasetError, PipelineError
 
 WORK_TIMEOUT_S = 600.0
-"""Time limit of one block; a worker that takes longer is assumed to hang."""
+"""If no worker sends a message for this time, the build is assumed to hang."""
 STOP_TIMEOUT_S = 5.0
 LARGE_BLOCK_BYTES = 24 * 2**20
 """A block above this size is read alone, to limit memory."""
@@ -91,7 +91,10 @@ class _Worker:
             status = self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             status = None
-        what = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with {status}"
+        if status is None:
+            what = "closed its connection"
+        else:
+            what = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
         where = f" at byte {self.job[0].offset} of {self.job[0].path}" if self.job else ""
         return DatasetError(
             f"worker process {self.process.pid} of the union build {what}{where}: if memory ran out, free some; "

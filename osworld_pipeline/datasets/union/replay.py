@@ -82,11 +82,13 @@ def read_replay(
     block_bytes: int = BLOCK_BYTES,
 ) -> ReplayCounts:
     """Writes each demonstration's first appearance into `sink`; memory holds a few blocks, 16 bytes of every key, and
-    the places of duplicates. `num_workers`: None means one per core, at most MAX_WORKERS.
+    the places of duplicates. `num_workers`: None means one per core, at most MAX_WORKERS; sources of less than
+    SMALL_BYTES are read without workers.
 
     Raises:
-        DatasetError: a worker died.
+        DatasetError: a worker died or hangs.
         StoreError: a blob cannot be written.
+        OSError: the output cannot be written.
     """
     ledger = _Ledger(rejects=rejects, lists_duplicates=setup.form == "table")
     files = _found_files(sources, rejects)

@@ -44,7 +44,7 @@ class Row:
     line_sha256: str
     source_path: str | None
     source_line: int | None
-    """Both for imports only: the record's original place."""
+    """With `source_path` the record's original place; both are None unless the record is from an import."""
 
 
 class TableForm:

@@ -95,7 +95,7 @@ class UnionTasks:
     rows: list[dict[str, Any]] = field(default_factory=list)
     train: list[dict[str, Any]] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
-    """Tasks whose config cannot be run."""
+    """Tasks whose config cannot be run, and tasks that are not trained on because several domains have their id."""
 
 
 def join_tasks(task_ids: Iterable[str], configs: TaskConfigs, replay_ids: set[str], *, is_artefact: bool) -> UnionTasks:

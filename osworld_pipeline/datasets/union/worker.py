@@ -1,5 +1,5 @@
-"""A worker of the union build: reads the blocks that its parent names over a socket, until the socket closes, also when
-the parent dies."""
+"""A worker of the union build: reads the blocks that its parent names over a socket, until the socket closes. It also
+closes when the parent dies."""
 
 import os
 import signal

@@ -23,7 +23,7 @@ ANSWER = f"{HOME}/.answer.txt"
 _CHOSEN = f"{HOME}/.chosen.txt"
 _NUM_BUTTONS = 3
 _GRID = 3
-"""Buttons are in a grid of 3 x 3 cells, dialogs in one of 2 x 2."""
+"""Buttons are in a grid of 3 x 3 cells."""
 
 
 def _draw_buttons(rng: random.Random) -> Arguments:
@@ -121,7 +121,8 @@ def _choose_in_dialog(arguments: Arguments, screen: Screen) -> Scene:
 
 
 def question_place(first: str, second: str, screen: Screen) -> Rectangle:
-    """It is computed from the words. If it were random, two instances could differ only in the position."""
+    """The position of a dialog, computed from its words: if it were random, two instances could differ only in the
+    position."""
     cell = (WORDS.index(first) + WORDS.index(second)) % 4
     return screen.in_cell(
         cell, columns=2, rows=2, width=screen.scaled(220), height=screen.scaled(110), frame_height=FRAME_HEIGHT

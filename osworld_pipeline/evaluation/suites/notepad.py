@@ -1,5 +1,6 @@
-"""Tasks with Windows programs in four levels, after the Windows example: Notepad with instructions for every step,
-Notepad with a named file, a command line, and several steps. Encoding-aware checkers give partial scores.
+"""Tasks with Windows programs in four levels, as in the Windows example (docs/migration.md): Notepad with instructions
+for every step, Notepad with a named file, a command line, and several steps. Encoding-aware checkers give partial
+scores.
 
 The same families run on Windows, and on local desktops with Debian's Wine, where only PowerShell is missing. Their
 domains are the levels."""
@@ -23,7 +24,8 @@ from osworld_pipeline.evaluation.suites.verbs import Evaluator, Verb, all_of
 
 ON_WINE: tuple[Verb, ...] = (
     {"type": "execute", "parameters": {"command": ["windows-program", "--stay"]}},
-    # The first window takes seconds, later ones less than one, so that the agent's next screenshot shows them.
+    # The first window takes seconds to open, later ones less than one: after this warm-up the next screenshot shows the
+    # agent's window.
     {"type": "execute", "parameters": {"command": ["windows-program", "--warm-up"]}},
 )
 """Set-up of a desktop with Wine; Windows itself needs none."""

@@ -3,7 +3,7 @@ the instruction nor the screen shows which instances these are.
 
 Demonstrations take the shortcut where it works, in half of the training instances, as people do. So all of them are
 successes, and a policy that imitates them takes the shortcut half the time, also where it fails. Reinforcement learning
-can learn the careful way. All held-out instances need it.
+can learn the careful way. All held-out instances need it. Only `choose_in_dialog` has no shortcut.
 """
 
 from osworld_pipeline.evaluation.suites.dialogs import ANSWER, CHOOSE_IN_DIALOG, question_place

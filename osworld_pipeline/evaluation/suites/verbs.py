@@ -86,8 +86,8 @@ def holds(condition: str) -> Evaluator:
 
 
 def file_holds_text(path: str, text: str) -> Evaluator:
-    """1 if a file holds that text, ignoring white space around it. The reference is written after the episode
-    has ended, so that the policy cannot copy it."""
+    """1 if a file holds that text, ignoring white space around it; inside, any run of white space counts as one blank.
+    The reference is written after the episode has ended, so that the policy cannot copy it."""
     reference = f"{HOME}/.reference.txt"
     return {
         "postconfig": [

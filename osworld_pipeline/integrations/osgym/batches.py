@@ -15,8 +15,9 @@ from osworld_pipeline.domain.pictures import open_picture
 from osworld_pipeline.integrations.osgym.encoding import EncodedPrompt, PromptEncoder
 
 Batch = dict[str, Any]
-"""Tensors: input_ids, attention_mask (B, T), position_ids (B, T) or (B, 3, T), and for recorded steps responses (B, R)
-and reward (B,). Arrays of B objects: multi_modal_inputs, multi_modal_data, raw_prompt_ids, worker_id, meta_info."""
+"""Tensors: input_ids, attention_mask (B, T), position_ids (B, T) or (B, 3, T), and for recorded steps responses (B, R),
+reward (B,) and, if the policy reports them, rollout_log_probs (B, R). Arrays of B objects: multi_modal_inputs,
+multi_modal_data, raw_prompt_ids, worker_id, meta_info."""
 
 
 @dataclass(frozen=True, kw_only=True)

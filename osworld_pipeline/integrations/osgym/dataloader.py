@@ -78,8 +78,8 @@ class MultiTurnDataloader:
         """
         if not 1 <= batch_size <= len(env_configs):
             raise ValueError(
-                f"a batch of {batch_size} needs from 1 to {len(env_configs)} rows, one of each environment at most: "
-                "give more env_configs, or a smaller batch_size"
+                f"batch_size is {batch_size}, but must be 1 to {len(env_configs)}, because a batch has at most one "
+                "row of each environment: give more env_configs, or a smaller batch_size"
             )
         self.num_envs, self.batch_size = len(env_configs), batch_size
         self.max_response_length = max_response_length
@@ -117,7 +117,7 @@ class MultiTurnDataloader:
         return self
 
     def __next__(self) -> Batch:
-        """The prompts of the `batch_size` environments that have waited longest. Never ends.
+        """The prompts of the `batch_size` environments that have waited longest. The iteration never ends.
 
         Raises:
             ValueError: too many environments wait for an action; a prompt does not fit `max_prompt_length`.
@@ -144,6 +144,7 @@ class MultiTurnDataloader:
         Raises:
             ValueError: an environment whose prompt was not taken, a repeated environment, or an empty response; in
                 these cases no response is sent.
+            EnvServerError: an environment has failed `max_faults` times in a row.
         """
         answers = [self._answer_of(batch_return, row) for row in range(len(batch_return["worker_id"]))]
         if len({slot.worker_id for slot, _ in answers if slot is not None}) < sum(bool(slot) for slot, _ in answers):
@@ -160,7 +161,7 @@ class MultiTurnDataloader:
 
         Raises:
             ValueError: there are fewer, and no environment is acting.
-            EnvServerError: there were not enough in time.
+            EnvServerError: there were not enough in time, or an environment fails repeatedly; names it.
         """
         wanted = batch_size or self.batch_size
         self._gather_until(lambda: len(self.replay) >= wanted, f"{wanted} steps of finished episodes")

@@ -1,5 +1,5 @@
-"""The data engine as a torch IterableDataset: a policy acts in the environments, and it yields batches of recorded
-steps."""
+"""The data engine as a torch IterableDataset: a policy acts in the environments, and the dataset yields batches of
+recorded steps."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -47,8 +47,9 @@ DesktopObservation = dict[str, Any]
 
 class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
     """One desktop. `terminated`: the policy has declared the task done or infeasible; `truncated`: the step limit is
-    reached. Both are graded. A policy that disables its desktop is terminated with a reward of zero, and
-    `info["tampering"]` describes it. An invalid action changes nothing, and `info["action_error"]` has the reason."""
+    reached. Both are graded. If the policy disables its desktop or interferes with grading, the episode is terminated
+    with a reward of zero, and `info["tampering"]` has the reason. An invalid action changes nothing, and
+    `info["action_error"]` has the reason."""
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 1}  # noqa: RUF012 - Gymnasium's own name and kind
 
@@ -71,10 +72,10 @@ class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
         render_mode: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`tasks`: a folder of OSWorld's JSON files, or their contents. `screen_size` and `image_size` are (width,
-        height), of the desktop and of the screenshots; None for the screen's size. `fault_mode` selects how a lost
+        """`tasks`: a folder of OSWorld's JSON files, or their contents. `screen_size`: (width, height) of the desktop.
+        `image_size`: (width, height) of the screenshots; None for that of the screen. `fault_mode` selects how a lost
         desktop or a crashed grader is reported: as an exception, or as a truncated episode with a reward of NaN and the
-        message in `info["fault"]`, so that a vector of environments continues. It is never a reward of zero.
+        message in `info["fault"]`, so that a vector of environments continues. A fault is never a reward of zero.
 
         Raises:
             TaskError: there are no tasks, or one is malformed.
@@ -153,7 +154,7 @@ class DesktopEnv(gymnasium.Env[DesktopObservation, str]):
                 self._desktop.give_back()
 
     def render(self) -> np.ndarray | None:  # pyright: ignore[reportIncompatibleMethodOverride] - narrower than Gymnasium's
-        """The last screenshot."""
+        """The last screenshot; None without a render mode or a running episode."""
         if self.render_mode is None or self._seen is None:
             return None
         return self._observation(self._seen)["screenshot"]

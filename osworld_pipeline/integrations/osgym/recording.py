@@ -92,7 +92,7 @@ class EpisodeRecorder:
             self._write(uid, outcome, reward=Reward(task=reward, shaped=reward), error=tampering)
 
     def fault(self, uid: str, reason: str) -> None:
-        """The episode will not end. Without any recorded step nothing is written."""
+        """Records a lost episode as an env fault. If no step of it was recorded, nothing is written."""
         if uid in self._growing:
             self._write(uid, Outcome.ENV_FAULT, error=reason)
 
@@ -138,7 +138,7 @@ class EpisodeRecorder:
 
 def fill_from_store(buffer: ReplayBuffer, store: TrajectoryStore, *, prefix: str = "") -> int:
     """Adds the steps of recorded episodes (of parts whose names start with `prefix`) to the buffer, with the sampled
-    ids; returns the number of episodes. Faults, timeouts and episodes without token ids are skipped.
+    ids; returns the number of episodes. Episodes that are not valid, or that have no token ids, are skipped.
 
     Raises:
         StoreError: a part or a screenshot cannot be read.

@@ -26,7 +26,7 @@ MAX_WAIT_S = 20.0
 MAX_RETRY_AFTER_S = 60.0
 """Upper limit of the wait that a server may request."""
 BIG_BODY_BYTES = 64 * 1024
-"""Larger bodies are read in a thread."""
+"""Bodies of at least this size are parsed in a thread."""
 PASSING_STATUSES = (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_EARLY, httpx.codes.TOO_MANY_REQUESTS)
 
 
@@ -68,7 +68,7 @@ class JsonClient:
         """`wants_object`: False for an address with any kind of answer, which is then ignored.
 
         Raises:
-            TransientError: no answer, an incomplete answer, 429 or 5xx.
+            TransientError: no complete answer, one that is not a JSON object, or status 408, 425, 429 or 5xx.
             EngineError: the server refused the request permanently.
         """
         return await self._call("POST", url, body, timeout_s, wants_object=wants_object)
@@ -122,7 +122,10 @@ class JsonClient:
         status = response.status_code
         sentence = self._clean(_sentence(answer) or response.reason_phrase or "no reason given")
         if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            return EngineError(f"{where} refused the token ({status}): check the one that the engine was given")
+            return EngineError(
+                f"{where} refused the token ({status}): set ENGINE_TOKEN, or `token` of the resource `engine`, to the "
+                "server's token"
+            )
         message = f"{where} answered {status}: {sentence}"
         if status in PASSING_STATUSES or status >= httpx.codes.INTERNAL_SERVER_ERROR:
             is_busy = status == httpx.codes.TOO_MANY_REQUESTS
@@ -143,7 +146,7 @@ async def within_budget(attempt: Callable[[float], Awaitable[Result]], *, timeou
     start only within `budget_s`, after a wait that grows with full jitter or that the server requested.
 
     Raises:
-        EngineError: an attempt failed permanently, or the budget is spent; includes the number of tries.
+        EngineError: an attempt failed permanently; or the budget is spent, and the message has the number of tries.
     """
     start = time.monotonic()
     for num_tries in itertools.count(1):

@@ -136,12 +136,13 @@ class SglangEngine:
         return await asyncio.to_thread(generate_body, request, self._renderer, banned_ids=banned_ids, **extra)
 
     async def load_weights(self, path: Path, *, policy_version: int) -> None:
-        """Loads a checkpoint folder, which the servers see under the same path, into each server without its weights;
-        an adapter checkpoint is loaded as an adapter over its base. A server that fails is excluded until it holds
-        them; the engine's weights change if at least one server loaded them.
+        """Loads a checkpoint folder, in the way that `engine.weights` selects, into each server that does not hold its
+        weights; an adapter checkpoint is loaded as an adapter over its base. A server that fails is excluded until it
+        holds them; the engine's weights change if at least one server loaded them.
 
         Raises:
-            EngineError: no server loaded them within the budget, or one of them keeps stale image features.
+            EngineError: no server loaded them within the budget, or one of them cannot be sampled from, for example
+                because it keeps stale image features.
         """
         path = await asyncio.to_thread(path.resolve)
         async with self._loading:
@@ -172,8 +173,9 @@ class SglangEngine:
         self._of_episode.pop(episode_id, None)
 
     async def health(self) -> None:
-        """Waits `health_timeout_s` for every server: it must answer, serve one model, and return the log-probabilities
-        that training needs. A router is replaced by the servers behind it, because it does not forward weights."""
+        """Waits at most `health_timeout_s` for all servers: each must answer, serve the same model as the others, and
+        return the log-probabilities that training needs. A router is replaced by the servers behind it, because it does
+        not forward weights."""
         limit_s = self._section.health_timeout_s
         timeout_s = min(self._section.request_timeout_s, limit_s)
         await within_budget(self._inspect_all, timeout_s=timeout_s, budget_s=limit_s)
@@ -353,7 +355,7 @@ class SglangEngine:
             if model != models[0]:
                 raise EngineError(
                     f"the sglang server at {shown(server.url)} serves another model ({model[0]}) than the one at "
-                    f"{shown(self._servers[0].url)} ({models[0][0]})"
+                    f"{shown(self._servers[0].url)} ({models[0][0]}): start all of them on one checkpoint"
                 )
 
     def _peer(self, server: SglangServer) -> Peer:
@@ -372,8 +374,9 @@ class SglangEngine:
         return Peer(name=f"the sglang server at {shown(server.url)}", ask=ask)
 
     async def _reference(self, server: SglangServer) -> Peer | Path | None:
-        """The reference for a server that joins. If there are other servers, it waits for one of them first, because a
-        checkpoint takes long to load. Raises TransientError, StoreError: the trainer's weights cannot be saved now."""
+        """The reference for a server that joins: an admitted server with the same weights, else a checkpoint. A
+        checkpoint takes long to load, so on a first try it is used only if there is no other server; otherwise None.
+        Raises TransientError, StoreError: the trainer's weights cannot be saved now."""
         others = [
             one for one in self._servers if one is not server and self._is_admitted(one) and one.held == server.held
         ]
@@ -406,7 +409,7 @@ class SglangEngine:
         """
         Raises:
             TransientError: no server loaded them, but one of them may on another try.
-            EngineError: no server loaded them, or one of them keeps stale images.
+            EngineError: no server loaded them, or one of them cannot be sampled from (wrong settings, stale images).
         """
         num_together = len(self._servers) if self._section.update_servers == "together" else 1
         errors: list[BaseException] = []

@@ -1,8 +1,9 @@
 """Sends weights to sglang servers over the network, without a folder that both sides see.
 
 Client and servers form a process group for one transfer (`update_group`), and the client broadcasts the weights bucket
-by bucket. A server is paused meanwhile: sampled tokens are kept, and sampling continues with the new weights. During a
-transfer its label names no weights, so that no engine samples from a server whose transfer was cut off.
+by bucket. A server is paused meanwhile: sampled tokens are kept (unless engine.running_responses is "abort"), and
+sampling continues with the new weights. During a transfer its label names no weights, so that no engine samples from a
+server whose transfer was cut off.
 """
 
 import asyncio

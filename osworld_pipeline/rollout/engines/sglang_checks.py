@@ -74,8 +74,8 @@ async def vision_cache_problem(
     """Describes the problem of the server's vision cache; None if there is none. Shifts one bias of the vision tower:
     weights must be loaded afterwards in any case.
 
-    `path`: a checkpoint, for the name and the shape of that bias; the server must be able to read the folder next to
-    it.
+    `path`: a checkpoint, for the name and the shape of that bias. The shifted bias is written to a folder next to it;
+    the server must be able to read that folder if `load` is `FromFolder`.
 
     Raises:
         TransientError, EngineError: the check could not be completed.
@@ -146,7 +146,7 @@ def _noise_png() -> bytes:
 
 
 def _vision_bias(path: Path) -> tuple[str, tuple[int, ...]] | None:
-    """Its name and shape in a checkpoint; None for a model without one.
+    """Name and shape of the vision tower's last bias in a checkpoint; None for a model without a vision tower.
 
     Raises:
         EngineError: the checkpoint cannot be read.

@@ -182,7 +182,7 @@ class Newcomers:
         pause_s = _pause_s(*limits, standing.num_tries)
         where = f"the sglang server at {shown(server.url)}"
         message = reason if is_refused else f"{where} has joined and could not be compared: {reason}"
-        message = f"{message}; it is not sampled from, and compared again after {pause_s:g} s"
+        message = f"{message}; it is not sampled from, and is compared again after {pause_s:g} s"
         standing.hold_back(message, pause_s, is_refused=is_refused)
         if is_refused or standing.num_tries > 1:
             self._warn(message)

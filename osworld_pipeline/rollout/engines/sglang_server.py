@@ -114,7 +114,7 @@ class SglangServer:
         self.standing.has_passed = False
 
     def failed(self, error: EngineError) -> None:
-        """Excludes it for a while, longer after each failure."""
+        """Excludes it for a while, longer after each failure; a busy server for the time that it requested."""
         if isinstance(error, TransientError) and error.is_busy:
             self.out_until = time.monotonic() + (error.retry_after_s or FIRST_PAUSE_S)
             return

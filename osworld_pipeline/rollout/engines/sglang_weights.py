@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Consume = Callable[[Iterable[tuple[str, "torch.Tensor"]]], None]
 """Sends tensors by name. It blocks, and raises EngineError once a server has failed."""
 MANIFEST_FILE = "manifest.json"
-"""The file that training.manifest writes."""
+"""The file that training.weights.manifest writes."""
 DIGEST_FILE = "weights-digest.json"
 CONFIG_FILE = "config.json"
 WEIGHTS = "*.safetensors"
@@ -260,7 +260,7 @@ def _from_manifest(folder: Path, files: list[Path]) -> str | None:
 
 
 def _hashed(files: list[Path]) -> str:
-    """Digest of names, sizes and content, chunk by chunk; unchanged large files are read once."""
+    """Digest of names and content, chunk by chunk; unchanged large files are read once."""
     try:
         stats = [(path, path.stat()) for path in files]
         # A small file may be rewritten within the resolution of its modification time.

@@ -53,9 +53,9 @@ class TransformersEngine:
 
         `num_threads`: torch threads in the engine's thread. Desktops share the machine, and threads that busy-wait for
         an occupied core make sampling a hundred times slower; a small model gains nothing from a second thread.
-        `kv_cache_bytes`: limit of everything kept between turns, with LRU eviction; None for 1 GiB on a CPU and a
-        quarter of an accelerator's free memory. `base_folder`: where the model's whole weights were read; adapters of
-        other bases are refused.
+        `kv_cache_bytes`: limit of the keys and values kept between turns, with LRU eviction; None for 1 GiB on a CPU
+        and a quarter of an accelerator's free memory. `base_folder`: where the model's whole weights were read;
+        adapters of other bases are refused.
         """
         self._processor = processor
         self._model = model

@@ -1,5 +1,5 @@
 """The process group through which one program sends weights to the ranks of sglang servers, and the buckets that it
-sends. Rank 0 sends; it exists for one transfer.
+sends. Rank 0 sends; the group exists for one transfer.
 
 sglang joins with its own copy of `torch.distributed.init_process_group` for a second group
 (`sglang.srt.utils.init_custom_process_group`); `_new_group` makes the same calls, so that both sides agree on the keys
@@ -80,7 +80,8 @@ class UpdateGroup:
     """Call `connect` while the servers join; then `broadcast` for each bucket, and `close`."""
 
     def __init__(self, *, address: str, world_size: int, timeout_s: float) -> None:
-        """`address`: of this host, as the servers reach it; only it is listened on. `timeout_s`: limit of each step.
+        """`address`: of this host, as the servers reach it; the store listens on no other. `timeout_s`: limit of each
+        step.
 
         Raises:
             EngineError: this host has no such address.

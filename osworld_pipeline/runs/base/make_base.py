@@ -129,7 +129,8 @@ def resolve_pretrained(model: PretrainedModelSection) -> Path:
 
 
 def tokenizer_corpus(recipe: Recipe) -> Iterator[str]:
-    """The text that a model reads and writes in the suite's training tasks, turn by turn."""
+    """The system prompts, the text that a model reads and writes in the suite's training tasks, turn by turn, and
+    clicks at many coordinates."""
     dialect = load_dialect(recipe.agent.dialect, recipe.agent.coordinate_space)
     screen = (recipe.desktop.screen_width, recipe.desktop.screen_height)
     for kind in ("short", recipe.agent.system_prompt):

@@ -16,7 +16,7 @@ def is_address(text: str) -> bool:
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
     url: str
-    """Ends in /v1."""
+    """Base address of the API, such as http://host/v1; its path is not checked."""
     model: str
 
     @classmethod
@@ -24,13 +24,13 @@ class Endpoint:
         """`http(s)://host/v1#model`.
 
         Raises:
-            StoreError: the host or the model is missing, or the address holds a user name or a password.
+            StoreError: the address is not of this form, or holds a user name or a password.
         """
         parts = urlsplit(address.strip())
         if parts.username is not None or parts.password is not None:
             raise StoreError(
-                f"the address of {parts.hostname} holds a name or a password, which would be kept with every score: "
-                "leave it out and set ENGINE_TOKEN"
+                f"the address of {parts.hostname} holds a user name or a password, which would be stored with every "
+                "score: leave it out and set ENGINE_TOKEN"
             )
         if parts.scheme not in ("http", "https") or not parts.hostname or not parts.fragment or parts.query:
             raise StoreError(f"cannot read '{address}': an endpoint is written http(s)://host/v1#model")

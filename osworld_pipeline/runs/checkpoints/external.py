@@ -38,7 +38,7 @@ FetchModel = Callable[[str, str | None], Path]
 def add_checkpoint(state: StateDir, source: str, *, fetch: FetchModel | None = None) -> Checkpoint:
     """The checkpoint that `source` names: a folder in Hugging Face format, `hub:OWNER/NAME[@REVISION]`, or an endpoint
     `http(s)://host/v1#model`. Adding the same weights again changes only the recorded location and licence.
-    `fetch`: None downloads from the hub.
+    A checkpoint folder of this state is registered as it is. `fetch`: None downloads from the hub.
 
     Raises:
         StoreError: the source is none of these, has no weights, or holds a model that cannot be loaded here.

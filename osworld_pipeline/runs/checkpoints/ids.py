@@ -26,7 +26,7 @@ EVALUATION_TOP_P = 1.0
 """Evaluations sample from the full distribution."""
 
 REPLAY_COLUMNS = ("row_id", "original_task_id", "quality_rank", "reward", "images")
-"""Columns of a replay row; its id is a digest of task and turns."""
+"""Columns of a replay row that enter the digest of the training data; `row_id` is a digest of task and turns."""
 
 
 def stage_params(stage: Stage, recipe: Recipe) -> dict[str, Any]:

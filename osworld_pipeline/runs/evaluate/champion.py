@@ -22,12 +22,16 @@ class Choice:
 
 
 def choose_champion(state: StateDir, recipe: Recipe, *, current: str | None) -> Choice:
-    """`current`: the current champion. Only checkpoints with a complete evaluation qualify. Without a champion the best
-    of them is chosen. Base and external checkpoints, which were not trained here, do not qualify. Raises TableError."""
+    """`current`: the current champion. A checkpoint qualifies if its evaluation is complete and used the champion's
+    desktop image and grader (without an evaluated champion: those that most checkpoints used). Without a champion the
+    best of them is chosen. Base and external checkpoints, which were not trained here, do not qualify. Raises
+    TableError."""
     rows = _whole_evaluations(state, recipe)
     challengers = {name: evals for name, evals in rows.items() if name != current}
     if not challengers:
-        reason = "it has no challenger" if current else "no trained checkpoint has a whole evaluation yet"
+        reason = (
+            f"{current} stays: it has no challenger" if current else "no trained checkpoint has a whole evaluation yet"
+        )
         return Choice(checkpoint_id=current, is_new=False, reason=reason)
     desktops = rows[current][0].desktops if current in rows else _usual_desktops(challengers)
     challengers = {name: evals for name, evals in challengers.items() if evals[0].desktops == desktops}

@@ -1,4 +1,5 @@
-"""Evaluates checkpoints on the held-out tasks, task by task. Episodes finished by a killed run are not run again."""
+"""Evaluates checkpoints on a suite of tasks, by default the recipe's held-out tasks. Episodes finished by a killed run
+are not run again."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -102,8 +103,9 @@ async def _evaluate(policy: Policy, evaluation: _Evaluation, launched: SharedSer
 def on_other_grounds(
     finished: Mapping[str, Episode], grounds: frozenset[Grounds] | None, report: Report
 ) -> frozenset[str]:
-    """Names of the finished episodes that were graded on another desktop image or by another grader than `grounds`,
-    those of the servers. Together with new episodes they would mix two scores."""
+    """Names of the finished episodes that were graded on another desktop image or by another grader than those of the
+    servers (`grounds`): together with new episodes they would mix two scores. Reports a warning if there are some.
+    Empty, also with a warning, if the servers differ among themselves."""
     if grounds is not None and len(grounds) > 1:
         named = "; ".join(sorted(map(str, grounds)))
         message = f"the env servers differ in desktop image or grader ({named}): this evaluation will have no rank"

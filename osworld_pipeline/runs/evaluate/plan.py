@@ -30,7 +30,7 @@ from osworld_pipeline.store import TrajectoryStore
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """One episode for each held-out task and seed; each is stored as a separate part with its name."""
+    """One episode for each task of the suite and each seed; each is stored as a separate part with its name."""
 
     key: str
     """Key of the settings; evaluations with the same key are comparable."""

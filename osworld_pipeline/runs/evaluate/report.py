@@ -197,9 +197,9 @@ def make_all_reports(
     say: Say | None = None,
     on_page: Callable[[Path], None] | None = None,
 ) -> list[Path]:
-    """Writes, from one snapshot, the report of these checkpoints, the page of each of these stages that trained, the
-    page of each suite with evaluations under the recipe, and finally the index. `on_page` is called with each written
-    page."""
+    """Writes, from one snapshot, the report of these checkpoints, the page of each suite with evaluations under the
+    recipe, the page of each of these stages that trained, and finally the index; returns the paths in this order.
+    `on_page` is called with each written page."""
     paths: list[Path] = []
 
     def add(path: Path) -> None:
@@ -218,7 +218,7 @@ def make_all_reports(
             except DatasetError as error:
                 if say is not None and (state.suites / f"{name}.json").is_file():
                     say(f"suite {name} has no page: {error}")
-                continue  # or a list of OSWorld without its checkout: nothing was evaluated on it
+                continue  # an OSWorld suite without a checkout of OSWorld gives no message
             if evaluation_key(recipe, suite_digest=suite.digest) in evaluated:
                 add(_write_suite(state, recipe, name))
         for stage_key in training_stages(state):

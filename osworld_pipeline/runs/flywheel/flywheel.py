@@ -52,7 +52,7 @@ UPDATE = 0
 
 
 def main(job: FlywheelJob, report: Report) -> dict[str, Any]:
-    """Result: the checkpoint's card; empty if the round stopped the flywheel.
+    """Result: the checkpoint's card; empty if the round stopped the flywheel, or on a rank other than 0.
 
     Raises:
         EnvServerError, EngineError: no episode got a desktop, or a response of the policy.

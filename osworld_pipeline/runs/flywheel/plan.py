@@ -70,10 +70,11 @@ class Round:
 @dataclass(frozen=True, kw_only=True)
 class FlywheelResult:
     checkpoint: Checkpoint
-    """The newest checkpoint, or the best measured one if the flywheel stopped. The parent if no round was better."""
+    """The best measured checkpoint if a round stopped the flywheel, or else the newest one; the parent if no round made
+    a better one."""
     rounds: tuple[Round, ...]
     stopped: str
-    """Reason of the stop; empty if all rounds were run."""
+    """Reason of the stop, by a round or by `end_reason`; empty if all rounds made checkpoints."""
 
 
 RunRound = Callable[[Round], None]
@@ -87,11 +88,14 @@ EndReason = Callable[[], str]
 def stop_reason(measured: Measurement, previous: Measurement | None, *, min_gain: float) -> str:
     """Why no training follows a round's rollouts; empty if training follows."""
     if not measured.num_valid:
-        return f"none of its {measured.num_episodes} episodes was graded"
+        return f"none of the round's {measured.num_episodes} episodes was graded"
     if not measured.num_kept:
-        return "no episode reached the threshold, so there is no data to train on"
+        return "no episode reached the threshold, so there is no new data to train on"
     if previous is not None and measured.success_rate <= previous.success_rate + min_gain:
-        return f"the success rate went from {previous.success_rate:.1%} to {measured.success_rate:.1%}"
+        return (
+            f"the success rate went from {previous.success_rate:.1%} to {measured.success_rate:.1%}; training follows "
+            f"only after a gain of more than {min_gain:.1%} (flywheel.min_gain)"
+        )
     return ""
 
 

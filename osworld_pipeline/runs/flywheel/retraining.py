@@ -48,10 +48,10 @@ class Retraining:
 
 @dataclass(frozen=True, kw_only=True)
 class NewData:
-    """New data since the champion was last trained further, or was made."""
+    """New data since the last re-training of any champion began; without one, since the champion was made."""
 
     verified: int
-    """Demonstrations that first reached the threshold on replay."""
+    """Demonstrations whose playback first reached the threshold."""
     rolled_out: int
     """Successful training episodes, except those of `by_retrainings`."""
     by_retrainings: int

@@ -26,7 +26,7 @@ class RowRenderer:
     agent: AgentSection
     renderer: Renderer
     temperature: float
-    """Settings of the phase."""
+    """Sampling temperature of the phase."""
     read_blob: Callable[[str], bytes]
     find_episode: Callable[[str], Episode]
 

@@ -61,11 +61,11 @@ async def open_rollouts(
     cache: PixelCache,
     report: Report,
 ) -> AsyncIterator[PhaseRollouts]:
-    """Runs episodes with the weights of `point` until the block ends. `thread`: the thread that may call the trainer.
-    `report`: receives warnings.
+    """Opens the engine with the weights of `point`; it receives later weights through `handover`, until the block ends.
+    `thread`: the thread that may call the trainer. `report`: receives warnings; actors log them instead.
 
     Raises:
-        EnvServerError: an env server does not answer; names it.
+        EnvServerError: no env server answers, or two differ in desktop image or grader; names them.
         EngineError: the engine does not answer, or its responses cannot be trained on.
     """
     if job.actors is not None:

@@ -93,7 +93,7 @@ async def collect_update(
         pause_s = next_pause_s(section.held_pause_s, num_try)
         report(
             Warned(
-                message=f"update {update + 1} is held: {reason}; its weights stay as they are, and its groups run "
+                message=f"update {update + 1} is held: {reason}; the policy's weights stay unchanged, and groups run "
                 f"again in {pause_s:.0f} s (held {num_try} of {section.max_held_updates} times)"
             )
         )
@@ -118,8 +118,8 @@ def held_too_often(episodes: Sequence[Episode], reason: str, *, update: int, num
     """The exception class of the most frequent fault."""
     outcome, _ = _commonest([one.outcome for one in episodes if not one.outcome.is_valid])
     return _ERRORS[outcome](
-        f"update {update + 1} was held {num_tries} times in a row (rollout.max_held_updates): {reason}. The weights "
-        "are those of the update before: fix the cause and run again, training resumes from its last checkpoint"
+        f"update {update + 1} was held {num_tries} times in a row (rollout.max_held_updates): {reason}. The policy's "
+        "weights are unchanged. Fix the cause and run again: training resumes from the last checkpoint of the stage"
     )
 
 

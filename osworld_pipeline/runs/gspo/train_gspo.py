@@ -236,9 +236,9 @@ class _Phase:
 
     def _held_text(self, metrics: Mapping[str, float]) -> str:
         return (
-            f"held: its importance weights leave {metrics['effective_share']:.1%} of the batch, less than "
-            f"gspo.min_effective_share ({self.job.recipe.gspo.min_effective_share:.0%}); the weights are unchanged. "
-            "If this continues, lower rollout.max_staleness or gspo.learning_rate"
+            f"held: its importance weights reduce the effective sample size to {metrics['effective_share']:.1%} of the "
+            f"batch, less than gspo.min_effective_share ({self.job.recipe.gspo.min_effective_share:.0%}); the policy's "
+            "weights are unchanged. If this continues, lower rollout.max_staleness or gspo.learning_rate"
         )
 
     def _save(

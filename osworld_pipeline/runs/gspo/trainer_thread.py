@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 IDLE_TIMEOUT_S = 5.0
-"""How long work that must not wait for an update waits for the thread."""
+"""How long `run_with` waits until the thread is free; then it raises TransientError."""
 ARRIVAL_TIMEOUT_S = 1500.0
 """How long an update waits for its canaries. The other ranks wait a little longer for rank 0."""
 
@@ -46,8 +46,8 @@ class TrainerThread:
     async def update(
         self, trainer: "GspoTrainer", trajectories: Sequence[Trajectory], canaries: Awaitable[Sequence[Trajectory]]
     ) -> dict[str, float]:
-        """One update of a trainer whose weights are still being sent to the servers. `canaries`: of the update; once
-        they are there, the servers have the weights, which may then change.
+        """Makes one update of a trainer whose weights are still being sent to the servers. `canaries`: those of the
+        update; when they are available, the servers have the weights, and the trainer may change them.
 
         Raises:
             As trainer.update, and as `canaries`.
@@ -153,8 +153,9 @@ class _Arrivals:
             canaries = self._canaries
             if canaries is None:
                 raise TrainingError(
-                    f"update {self._num_updates + 1}: its weights did not reach the policy engine within "
-                    f"{ARRIVAL_TIMEOUT_S:.0f} s; check the engine's servers, and lower engine.request_timeout_s"
+                    f"update {self._num_updates + 1}: the weights of update {self._num_updates} did not reach the "
+                    f"policy engine within {ARRIVAL_TIMEOUT_S:.0f} s; check the engine's servers, and lower "
+                    "engine.request_timeout_s"
                 )
         self.close()
         return canaries.result()

@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class WeightTransfer:
-    """Use it as a context manager: a transfer that still runs ends with the block."""
+    """Use it as a context manager: a transfer that still runs at the end of the block is cancelled."""
 
     def __init__(self, handover: Handover, collector: Collector, *, is_overlapped: bool) -> None:
         """`is_overlapped`: whether `begin` returns before the engine has the weights."""
@@ -38,7 +38,7 @@ class WeightTransfer:
         return self._running is not None and not self._running.done()
 
     async def begin(self, policy_version: int) -> None:
-        """Hands over the trainer's weights, which must not change before `end` has returned.
+        """Hands over the trainer's weights, which must not change before `wait` (or `end`) has returned.
 
         Raises:
             As Handover.

@@ -46,15 +46,16 @@ class Mailbox:
         """Reads and removes the job, which then exists only in the caller's memory.
 
         Raises:
-            StoreError: there is no job: another start of the same program took it, or its launcher has ended.
+            StoreError: there is no job: another start of the same program took it, its launcher has ended, or the state
+                folder is not shared.
         """
         try:
             job = json.loads(self._job.read_text())
             self._job.unlink()
         except FileNotFoundError as error:
             raise StoreError(
-                f"there is no job in {self.folder}: its launcher has ended, or the state folder is not shared with "
-                "this machine"
+                f"there is no job in {self.folder}: its launcher has ended, another start of the job has taken it, or "
+                "the state folder is not shared with this machine"
             ) from error
         return job
 

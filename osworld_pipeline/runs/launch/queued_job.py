@@ -30,7 +30,7 @@ class QueuedRun:
     program: str
     job: dict[str, Any]
     state: StateDir
-    """Where this host has it."""
+    """The state folder, at its path on this host."""
     mailbox: Mailbox
     num_ranks: int
 

@@ -16,7 +16,7 @@ from osworld_pipeline.runs.parent import die_with_parent
 
 EXIT_RETRYABLE, EXIT_STOPPED = 3, 143
 FAILURE = "failure.json"
-"""A file in the scratch folder: the message Failed of the rank that failed first."""
+"""A file in the scratch folder: the message Failed about a killed rank, or else about the rank that failed first."""
 
 
 def main(argv: list[str]) -> int:
@@ -59,7 +59,7 @@ def _unsaid(program: str, rank: int, num_ranks: int, exit_code: int) -> str:
         how = f"was killed by {signal.Signals(-exit_code).name} (out of memory?)"
     else:
         how = f"ended with status {exit_code}; its traceback is in the log"
-    return f"rank {rank} of the {num_ranks} of {program} {how}"
+    return f"rank {rank} of {program} ({num_ranks} ranks) {how}"
 
 
 if __name__ == "__main__":

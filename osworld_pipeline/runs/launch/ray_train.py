@@ -25,7 +25,7 @@ class RankFailedError(Exception):
 
 def train(run: QueuedRun) -> int:
     """Runs the program as several ranks to its end; returns the exit status. Rank 0 reports; if a rank fails, the
-    last message names the rank and the reason. This process must be connected to Ray."""
+    last message is that of `explain_failure`. This process must be connected to Ray."""
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -130,27 +130,27 @@ def torchrun_config() -> Any:
 
 
 def explain_failure(program: str, num_ranks: int, error: Exception) -> Failed:
-    """The last message of a run whose ranks failed: the message of the first rank that sent one, or else the lost
-    rank."""
+    """The last message of a run whose ranks failed. It names the first rank that was lost or failed without a report;
+    if there is none, it is the message of the first rank that reported one."""
     failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
-    lost = [rank for rank, failure in sorted(failures.items()) if _own_word(failure) is None]
-    said = [(rank, word) for rank, failure in sorted(failures.items()) if (word := _own_word(failure))]
-    if lost or not said:
+    lost = [rank for rank, failure in sorted(failures.items()) if _reported_error(failure) is None]
+    reported = [(rank, found) for rank, failure in sorted(failures.items()) if (found := _reported_error(failure))]
+    if lost or not reported:
         cause = failures[lost[0]] if lost else error
         reason = str(cause).strip().splitlines()
-        which = f"rank {lost[0]} of the {num_ranks} of {program}" if lost else f"the ranks of {program}"
+        which = f"rank {lost[0]} of {program} ({num_ranks} ranks)" if lost else f"the ranks of {program}"
         # A bug in the program comes with a traceback, which is in the log; a lost process or node does not.
         return Failed(
             type=type(cause).__name__,
-            message=f"{which} failed without an error message ({reason[0] if reason else type(cause).__name__})",
+            message=f"{which} failed without a report of the program: {reason[0] if reason else type(cause).__name__}",
             retryable=_is_loss(cause),
         )
-    _, word = said[0]
-    return Failed(type="RankFailedError", message=word.message, retryable=word.retryable)
+    _, first = reported[0]
+    return Failed(type="RankFailedError", message=first.message, retryable=first.retryable)
 
 
-def _own_word(failure: Exception) -> RankFailedError | None:
-    """Finds it even if Ray has wrapped it."""
+def _reported_error(failure: Exception) -> RankFailedError | None:
+    """The RankFailedError of a rank, even if Ray has wrapped it; None if the failure is another one."""
     for cause in (failure, getattr(failure, "_base_exc", None), getattr(failure, "cause", None), failure.__cause__):
         if isinstance(cause, RankFailedError):
             return cause

@@ -42,7 +42,7 @@ class LiveState(Collector):
         self._meters: tuple[tuple[tuple[str, BusyMeter], ...], dict[str, float]] = ((), {})
         """By part: the meters that run, and the busy seconds of those before them."""
         self._lock = threading.Lock()
-        """A counter must not fall: no meter is read after its last reading was added."""
+        """Prevents a reading of a meter after its last one was added to the past seconds: a counter would fall."""
 
     @contextmanager
     def watching_meter(self, part: str, meter: BusyMeter) -> Iterator[None]:

@@ -12,7 +12,7 @@ from osworld_pipeline.runs.metrics.live_state import LiveState
 from osworld_pipeline.wire import metric_families as families
 
 METERED = ("_busy", "_busy_overall")
-"""Ends of the names of those that the meters give at any time."""
+"""Suffixes of update metrics that are not exported here: the meters are read at every scrape instead."""
 
 
 class ProgramMetrics:

@@ -19,7 +19,7 @@ from osworld_pipeline.rollout.parity_questions import ask_cases
 from osworld_pipeline.runs.parity.verdict import Verdict, judge
 
 LoadReference = Callable[[str | None], Any]
-"""Loads the weights that the engine is to sample on a device; None selects the default device."""
+"""Loads the weights that the engine is to sample from; the argument is the device, None the default device."""
 
 
 @dataclass(frozen=True, kw_only=True)

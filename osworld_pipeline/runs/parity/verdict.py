@@ -37,7 +37,7 @@ class Tolerance:
     rounding: float
     """Differences up to here need no explanation."""
     limit: float
-    """Differences from here on are a defect, known or not."""
+    """Differences above this are a defect, known or not."""
 
 
 TOLERANCES = {"float32": Tolerance(rounding=1e-4, limit=1e-3)}

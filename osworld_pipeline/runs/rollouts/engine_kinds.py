@@ -124,7 +124,7 @@ _OURS: Mapping[str, OpenEngine] = {TRANSFORMERS: _transformers, SGLANG: _sglang,
 def load_frozen(
     recipe: Recipe, folder: Path | None, *, adapters: LoraSection | None = None, device: str | None = None
 ) -> Any:
-    """The model of a checkpoint, for sampling; by default on this process's GPU."""
+    """The model of a checkpoint, for sampling; by default on this process's GPU, or on the CPU if there is none."""
     from osworld_pipeline.training.model import load_policy
 
     assert folder is not None, "a model or a folder is checked by the caller"

@@ -65,7 +65,7 @@ class Keeper(Generic[One]):
 
     @property
     def running(self) -> list[One]:
-        """Raises what ended the keeper, a defect."""
+        """Those that run now. Raises the exception of a defect that has ended the keeper."""
         self._need_tasks()
         return [slot.one for slot in self._slots if slot.one is not None]
 
@@ -122,7 +122,8 @@ class Keeper(Generic[One]):
             return self._error_type(f"no {self._kind} started within {timeout_s:g} s: {failure}")
         failed = f"; one failed: {failure}" if failure else ""
         return self._error_type(
-            f"no {self._kind} started within {timeout_s:g} s, because no node had room for one{failed}"
+            f"no {self._kind} started within {timeout_s:g} s, because no node had room for one or its start took "
+            f"longer{failed}"
         )
 
     def _is_hopeless(self) -> bool:
@@ -138,7 +139,8 @@ class Keeper(Generic[One]):
             await asyncio.sleep(pause_s)
 
     async def _run_once(self, slot: _Slot[One]) -> tuple[str, float]:
-        """Runs the slot's one to its end; returns how it ended, and after how many seconds."""
+        """Starts the slot's server or actor and waits until it has ended; returns how it ended, and after how many
+        seconds."""
         try:
             one = await self._start(slot.number)
         except PipelineError as error:

@@ -22,6 +22,7 @@ async def answer_of(call: Any, limit_s: float | None) -> Any:
 
     Raises:
         LostActorError: the actor died, or did not answer in time.
+        RayTaskError: the call raised an exception that is not our own.
     """
     import ray
     from ray.exceptions import RayActorError, RayError, RayTaskError

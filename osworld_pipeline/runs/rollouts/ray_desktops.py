@@ -192,7 +192,7 @@ def ray_desktops(
             urls = asyncio.run(_opened(keeper, timeout_s))
         except (EnvServerError, LostActorError) as error:
             each = desktops.server(desktops.sizes[0])
-            raise EnvServerError(f"{error}; an env server needs {each} of one node") from error
+            raise EnvServerError(f"{error}; an env server needs {each} on one node") from error
         for url in urls:
             report(Info(message=f"desktops: {url}/status"))
         yield EnvServers(urls=(f"{RAY_SCHEME}://{name}",), token=token, num_replicas=sum(desktops.sizes))

@@ -20,7 +20,7 @@ OpenSession = Callable[[str], AbstractAsyncContextManager[Any]]
 MAX_CONCURRENCY = 1000
 """Limit of concurrent calls to one actor; the caller limits the number of concurrent episodes."""
 GATHER_S = 60.0
-"""How long a program that has an actor waits for the others at its start, so that its first episodes are spread."""
+"""How long a program waits at its start for further actors once one runs, so that all share its first episodes."""
 
 
 class PooledActor:
@@ -45,7 +45,7 @@ class PooledActor:
         return await getattr(self._session, method)(*arguments)
 
     async def live(self) -> None:
-        """Does not return: its failure is the end of the actor."""
+        """Never returns; the call fails when the actor has died."""
         await asyncio.Event().wait()
 
     async def close(self) -> None:
@@ -123,7 +123,7 @@ class ActorPool:
         except EngineError as error:
             raise EngineError(
                 f"{error}; each of {self._share.num_rollout_actors} rollout actors needs {self._share.rollout_actor} "
-                "of one node"
+                "on one node"
             ) from error
         await self._keeper.wait_settled(GATHER_S)
 

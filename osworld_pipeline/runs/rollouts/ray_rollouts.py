@@ -54,8 +54,8 @@ class RayRollouts:
         self._served = served
 
     async def __call__(self, task: Task, plan: EpisodePlan) -> Episode:
-        """Returns the episode, with lost actors among its earlier faults; after `max_env_attempts` losses the outcome
-        is policy_fault. Raises as run_episode."""
+        """Returns the episode, with lost actors and failed calls among its earlier faults; after `max_env_attempts` of
+        them the outcome is policy_fault. Raises as run_episode."""
         losses: list[str] = []
         lost_on: set[int] = set()
         started_at = time.time()
@@ -167,8 +167,8 @@ async def ray_rollouts(
 
     Raises:
         StoreError: the state's id cannot be written.
-        EngineError, EnvServerError: no actor starts, or the engine or the env servers do not answer, or fail the parity
-            probe.
+        EngineError: no actor starts, or the engine does not answer, or fails the parity probe.
+        EnvServerError: no env server answers, or two differ in desktop image or grader.
     """
     require_reachable_engine(recipe)
     open_with = RecipeSession(

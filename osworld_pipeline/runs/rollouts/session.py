@@ -75,18 +75,19 @@ async def rollout_session(
     is_probed: bool = False,
     report: Report | None = None,
 ) -> AsyncIterator[RolloutSession]:
-    """Opens the session. Checks that the engine and every env server answer, and that the engine samples from the given
-    weights. Policy servers that the recipe launches (`engine.launch`) run until the session ends.
+    """Opens the session. Checks that the engine and at least one env server answer, and that the engine samples from
+    the given weights. Policy servers that the recipe launches (`engine.launch`) run until the session ends.
 
     `folder`: a checkpoint that the engine loads, unless `trained` names weights that the engine's servers receive from
-    the trainer's program; or `model`, from which an engine in this process samples directly. A
-    chat engine needs neither, and no processor. `adapters`: the adapters whose factors the engine will receive, if a
-    trainer trains them. `engine`: replaces the recipe's engine. `purpose`: see `open_env_client`. `run`: shared by
-    sessions that load the same sequence of weights; None for `purpose`. `is_probed`: this run has already probed the
-    engine's servers. `report`: receives warnings about servers that join later; None logs them.
+    the trainer's program. `model`: an engine in this process samples from it instead. A chat engine needs neither, and
+    no processor. `adapters`: the adapters whose factors the engine will receive, if a trainer trains them. `engine`:
+    replaces the recipe's engine. `purpose`: see `open_env_client`. `run`: shared by sessions that load the same
+    sequence of weights; None for `purpose`. `is_probed`: this run has already probed the engine's servers. `report`:
+    receives warnings about servers that join later; None logs them.
 
     Raises:
-        EnvServerError, EngineError: one does not answer, or an engine fails the parity probe; names it.
+        EnvServerError: as open_env_client.
+        EngineError: the engine does not answer, or fails the parity probe; names it.
         RecipeError: there is no policy to sample from.
     """
     renderer = None if processor is None else Renderer(processor)
@@ -139,7 +140,8 @@ async def _probe(
     """`model`: the model to compare with; None selects the engine's own or the one in the folder. sglang servers that
     join later are compared before they are used; with `is_probed`, so are all that have not passed in this run.
 
-    None if the recipe disables the probe, or if there is no model to compare with. Raises as probe_parity.
+    Returns None if the recipe disables the probe, if there is no model to compare with, and with `is_probed`. Raises as
+    probe_parity.
     """
     if not recipe.engine.parity_probe or engine.uses_chat_api or renderer is None or (model is None and folder is None):
         return None

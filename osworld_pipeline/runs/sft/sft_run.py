@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 REPORT_EVERY = 5
 """Updates between reports of metrics."""
 LOSS_WINDOW = 20
-"""The checkpoint's loss is the mean over the last updates, this many."""
+"""Number of last updates over which the checkpoint's loss is the mean."""
 PIXEL_CACHE_BYTES = 2 << 30
 
 
@@ -51,11 +51,12 @@ class Examples:
 
 
 MakeExamples = Callable[["SftTrainer"], Examples | None]
-"""Called once the trainer is open, on rank 0 only; None if there is no data to train on, which ends the stage."""
+"""Called once the trainer is open, on rank 0 only; None if nothing is to be trained, which ends the stage."""
 
 
 def run_sft(job: SftJob, report: Report, make_examples: MakeExamples) -> Checkpoint | None:
-    """The stage's checkpoint, trained or loaded; None if `make_examples` returned None, and on ranks other than 0.
+    """The stage's checkpoint, trained or loaded. None if `make_examples` returned None, and after training also on
+    ranks other than 0; an existing checkpoint is returned on every rank.
 
     Raises:
         TrainingError: another trainer works on this stage, a loss is not finite, or another rank failed.
@@ -88,7 +89,7 @@ def _train(
         with stage_log(store, job.training_stage, num_updates=trainer.num_updates, gather_s=FAST_UPDATES_S) as log:
             examples = make_examples(trainer)
             if examples is None:
-                log.stop("no data to train on")
+                log.stop("it ended without training")
                 return None
             run = _Run(job=job, trainer=trainer, examples=examples, log=log)
             if trainer.num_updates:
@@ -137,7 +138,7 @@ class _Run:
         return {"loss": math.fsum(self.losses) / len(self.losses), **self.examples.metrics}
 
     def remember(self) -> None:
-        """Restores the metrics of the updates before the first one of a resumed run."""
+        """Restores the losses of the last updates before the run was resumed (LOSS_WINDOW)."""
         from osworld_pipeline.training.weights import checkpoint as checkpoints
 
         resumed = checkpoints.latest_complete(self.job.state, self.job.checkpoint_id)

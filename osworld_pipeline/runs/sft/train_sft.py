@@ -18,7 +18,7 @@ from osworld_pipeline.training.demonstrations import DemonstrationSet, choose_de
 
 
 def main(job: SftJob, report: Report) -> dict[str, Any]:
-    """Result: the checkpoint's card.
+    """Result: the checkpoint's card; empty on a rank other than 0 that has trained.
 
     Raises:
         TrainingError: there are no demonstrations, another trainer works on this stage, or a loss is not finite.

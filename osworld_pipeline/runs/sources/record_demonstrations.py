@@ -1,5 +1,5 @@
-"""Runs the suite's oracles on real desktops and keeps the episodes that the grader scores as solved as demonstrations.
-DemonstrationRecorder gives them their form."""
+"""Runs the suite's oracles on real desktops. The episodes that the grader scores as solved are kept as demonstrations,
+in the form that DemonstrationRecorder gives them."""
 
 import asyncio
 from collections.abc import Callable, Sequence

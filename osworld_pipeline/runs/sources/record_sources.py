@@ -62,7 +62,7 @@ def main(job: DesktopJob, report: Report) -> dict[str, Any]:
 
 
 def read_recording(state: StateDir) -> RecordedSources | None:
-    """None if nothing was recorded, or a recording was interrupted."""
+    """None if nothing was recorded, or the writing of the sources was interrupted."""
     marker = state.datasets / MARKER
     return RecordedSources(**json.loads(marker.read_text())) if marker.is_file() else None
 

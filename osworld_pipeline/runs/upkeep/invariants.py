@@ -81,7 +81,7 @@ WHERE g.group_id IS NULL OR (r.row_id IS NULL AND i.source_path IS NULL)
 ORDER BY 1
 """
 
-# A fault may end an episode in any turn, but exactly as many steps as its row counts must be stored.
+# A fault may end an episode in any turn, but the number of its stored steps must equal `num_steps` in its row.
 EPISODES_WITHOUT_THEIR_STEPS = """
 SELECT coalesce(e.episode_id, s.episode_id) AS episode_id, coalesce(e.num_steps, 0) AS expected,
        coalesce(s.found, 0) AS found

@@ -92,7 +92,7 @@ class GarbageSummary:
     num_part_files: int
     part_bytes: int
     num_retired: int
-    """Files replaced by a compaction, without child files."""
+    """Files that a compaction had replaced, not counting details; 0 in a dry run, which does not count them."""
 
 
 def collect_garbage(
@@ -103,12 +103,13 @@ def collect_garbage(
     is_dry_run: bool = False,
     on_progress: OnProgress | None = None,
 ) -> GarbageSummary:
-    """Removes images that no table row names and that were not written within `grace_s` (from packs if there are many),
-    files of parts that were replaced more than `retired_grace_s` ago, and leftovers of killed writers; safe during
-    writes and reads.
+    """Removes images that no table row names and that were not written within `grace_s` (from a pack only if more than
+    a quarter of it is unused), files of parts that were replaced more than `retired_grace_s` ago, replaced builds of
+    the union tables, and leftovers of killed writers; safe during writes and reads. `is_dry_run`: removes nothing.
 
     Raises:
         StoreError: other maintenance is running, or a file cannot be read, so that its references are unknown.
+        TableError: the note that names the current build is damaged.
     """
     with exclusive(state.trajectories):
         num_retired = 0 if is_dry_run else remove_retired(state.trajectories, grace_s=retired_grace_s)

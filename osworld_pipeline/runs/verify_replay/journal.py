@@ -1,5 +1,5 @@
-"""A journal of finished playbacks: each is on disk before the next begins, and the store gets few parts. The next run
-imports the journal of a killed run."""
+"""A journal of finished playbacks: each is on disk before its replica plays again, and the store gets few parts. The
+next run imports the journal of a killed run."""
 
 import hashlib
 import json

@@ -36,7 +36,7 @@ _COLUMNS = (
 )
 
 NO_TASK = "its task is not a training task: it has no config that can be run"
-NOT_CLAIMED = "it does not claim to be a success"
+NOT_CLAIMED = "its recorded reward is missing or below the threshold of a success"
 INCOMPLETE = "a chunk of a demonstration with missing or repeated chunks"
 ENDS_OPEN = "a chunk of a demonstration whose last chunk does not end the episode"
 
@@ -215,7 +215,7 @@ def _image_size(blobs: BlobStore, sha256: str) -> tuple[int, int]:
         with open_picture(blobs.read(sha256)) as image:
             return image.size
     except (StoreError, *NO_PICTURE) as error:
-        raise _Unplayable("it refers to an image that is not in the store") from error
+        raise _Unplayable("it refers to an image that is missing from the store or damaged") from error
 
 
 def _join_chunks(rows: Sequence[_Row], unplayable: dict[str, list[str]]) -> Iterator[list[_Row]]:

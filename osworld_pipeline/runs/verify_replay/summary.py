@@ -31,9 +31,9 @@ class FailedDemonstration:
     source: str
     """Source, file and line."""
     earned: tuple[float, ...]
-    """The grader's score of each playback."""
+    """The grader's score of each graded playback."""
     error: str | None
-    """The action that the desktop refused, if any."""
+    """The action that the desktop refused in the last graded playback, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class VerificationSummary:
     num_verified: int
     num_failed: int
     num_open: int
-    """Selected and without a verdict: only faults so far."""
+    """Selected and without a verdict: no success, and too few graded playbacks for a failure."""
     num_faults: int
     """Playbacks of the selected ones, in this or an earlier run, that ended without a grader's score."""
     num_tasks: int
@@ -59,7 +59,7 @@ class VerificationSummary:
     unplayable: Mapping[str, tuple[str, ...]]
     """Row ids by the reason why they cannot be verified."""
     digest: str
-    """Digest of all recorded verifications."""
+    """Digest of the best recorded reward of each row."""
     key: str = ""
     """Digest of everything that determines the verdicts, including desktops and graders; empty if only their servers
     know these."""

@@ -68,7 +68,8 @@ class Verifier:
         self._writing = asyncio.Lock()
 
     async def run(self, report: Report) -> None:
-        """Raises EnvServerError if the env server is unreachable, or if all playbacks ended in env_faults."""
+        """Raises EnvServerError if the env server is unreachable, or if all playbacks of this run ended in env_faults
+        and no selected demonstration has a verdict."""
         chosen = chosen_playbacks(self._plan, self._recipe)
         queue = [playback for playback in chosen if self._verdict(playback) is Verdict.OPEN]
         open_now, tries = iter(queue), list[ReplayVerification]()

@@ -154,8 +154,9 @@ QUESTIONS = (
         question="How many tokens and how much time does a success cost?",
         sql=_COST_PER_SUCCESS,
         reading="The cost of all episodes counts, including failures and faults. Rows of purpose train belong to the "
-        "checkpoint that was being trained. `read_tokens` counts a prompt at each turn it is read. NULL if no "
-        "episode succeeded. Seconds are those of episodes, not of a machine: several run at once.",
+        "checkpoint that was being trained. `read_tokens_per_success` counts a prompt at each turn it is read. Values "
+        "per success are NULL if no episode succeeded. Seconds are those of episodes, not of a machine: several run at "
+        "once.",
     ),
     Question(
         name="best-episode",

@@ -107,7 +107,7 @@ QUESTIONS = (
     ),
     Question(
         name="after-the-injection",
-        question="Which demonstrations were injected, and how did the success rate of their task change?",
+        question="Which replay rows were injected, and how did the success rate of their task change?",
         sql=_AFTER_THE_INJECTION,
         reading="Rates of the valid training episodes of the same stage, up to the injection's update and after it.",
     ),
@@ -122,7 +122,7 @@ QUESTIONS = (
         question="How does the success rate change over the updates of a training stage?",
         sql=_TRAINING_CURVE,
         reading="`checkpoint_id` is the checkpoint being trained, which is not in `checkpoints` while its stage "
-        "runs. `weights_id` names the weights that were sampled: for update 1 the parent's.",
+        "runs. `weights_id` names the weights that sampled the episodes: for update 1 the parent's.",
     ),
     Question(
         name="reward-components",

@@ -180,7 +180,7 @@ QUESTIONS = (
         name="advantages",
         question="What was the advantage of each episode and of its siblings?",
         sql=_ADVANTAGES,
-        reading="As the update trained it. All 0: the group had no signal. Episodes of dropped groups, faults and "
+        reading="As the update used it. All 0: the group had no signal. Episodes of dropped groups, faults and "
         "episodes from before schema version 7 have none. Add a WHERE for one group or one episode.",
     ),
     Question(
@@ -188,7 +188,7 @@ QUESTIONS = (
         question="How many tokens does an episode use?",
         sql=_TOKENS_PER_EPISODE,
         reading="Means. `prompt_tokens` counts a prompt at each turn it is read; `image_tokens` and `images` count "
-        "each once in a training sequence.",
+        "each screenshot once in each training sequence that has it.",
     ),
     Question(
         name="throughput-by-hour",
@@ -200,8 +200,9 @@ QUESTIONS = (
         name="licences",
         question="Which licences apply to a checkpoint, through training data and weights, its own and its ancestors'?",
         sql=_LICENCES,
-        reading="`generations` is the nearest: 0 for the checkpoint itself, 1 for its parent. `unknown`: a source "
-        "has none. For one checkpoint: SELECT DISTINCT licence FROM licences WHERE checkpoint_id = '...'.",
+        reading="`generations` is that of the nearest checkpoint with the licence: 0 for the checkpoint itself, 1 "
+        "for its parent. `unknown`: a source has none. For one checkpoint: SELECT DISTINCT licence FROM licences WHERE "
+        "checkpoint_id = '...'.",
     ),
     Question(
         name="superseded-rollouts",

@@ -1,9 +1,9 @@
 """The candidates for replay, as a query for many tasks at once.
 
 Only ids, lengths, rewards and action types are loaded into memory, not messages, tokens and images. Each file of the
-store is read once for a stage, so that `look` reads only new files. An update sees online successes, failures and
-injections of the earlier updates of its own stage, and all those of the stages its checkpoint descends from. So the
-same tables give the same candidates, also after a kill.
+store is read once for a stage, so that `look` reads only new files. For an update, only online successes, failures and
+injections of earlier updates of its own stage, and of the updates that made its parents, count. So the same tables give
+the same candidates, also after a kill.
 """
 
 import threading
@@ -181,10 +181,12 @@ class ReplayCandidates:
             self._memory.execute("CREATE TABLE successes AS FROM demonstrations LIMIT 0")
 
     def look(self, update: int) -> None:
-        """Selects the rows that `update` may see; reads the files that are new since the last call.
+        """Selects the rows for `update` (from 0), only from updates before it; reads the files that are new since the
+        last call.
 
         Raises:
             TableError: the tables cannot be read.
+            StoreError: the store's manifest is damaged, or the state has a newer format or must be migrated first.
         """
         strategy = self._section.strategy
         if not self._section.include_online and strategy not in ("recent_failure", "diverse"):

@@ -34,10 +34,11 @@ def recent_success(
     state: StateDir, *, stage_key: str, lineage: Sequence[Ancestor], update: int, num_groups: int
 ) -> Mapping[str, RecentEpisodes]:
     """The recent episodes of each task, over its last `num_groups` groups: those of the stage's updates before
-    `update`, then those of the stages in `lineage`, the nearest first. A task that is absent was not tried.
+    `update`, then those of the stages in `lineage`, the nearest first. A task without a valid episode is absent.
 
     Raises:
         TableError: the tables cannot be read.
+        StoreError: the store's manifest is damaged, or the state has a newer format or must be migrated first.
     """
     asked = before(stage_key, update, lineage) | {"num_groups": num_groups}
     try:

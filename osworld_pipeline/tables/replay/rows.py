@@ -32,9 +32,10 @@ _ROW_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayCoverage:
-    """The number of tasks with a usable demonstration, by exact id or as a chunk of the base id."""
+    """Which tasks have no usable demonstration: none of their exact id, and none of a chunk of their base id."""
 
     num_tasks: int
+    """All tasks, with or without a demonstration."""
     missing: tuple[str, ...]
     """Tasks for which no demonstration has a stored reward of at least the threshold."""
     unverified: tuple[str, ...]
@@ -117,10 +118,12 @@ def replay_schema(names: Sequence[str]) -> pa.Schema:
 
 
 def verified_rewards(state: StateDir) -> dict[str, float]:
-    """The verified rewards of demonstrations by row id: the best grader's score. One with only faults is absent.
+    """The verified rewards of demonstrations by row id: the highest score of a grader. A demonstration with only
+    faults is absent.
 
     Raises:
         TableError: the tables cannot be read.
+        StoreError: as part_views.
     """
     if not (state.trajectories / "replay_verifications").is_dir():
         return {}
@@ -186,6 +189,7 @@ def part_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
 
     Raises:
         TableError: a part cannot be read, or a query is refused.
+        StoreError: the store's manifest is damaged, or the state has a newer format or must be migrated first.
     """
     with duckdb.connect(":memory:") as connection, parts_explained(state):
         create_pinned_views(connection, state)

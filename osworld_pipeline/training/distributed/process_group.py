@@ -109,7 +109,10 @@ class ProcessGroup:
                 waited_s += POLL_S
             else:
                 return self.store.get(key).decode()
-        raise TrainingError(f"rank {self.rank} of {self.world_size} received nothing from rank 0 for {waited_s:.0f} s")
+        raise TrainingError(
+            f"rank {self.rank} of {self.world_size} received nothing from rank 0 for {waited_s:.0f} s: see its log; "
+            "start the run again, it resumes from its last checkpoint"
+        )
 
     @contextmanager
     def _exchange(self, what: str) -> Iterator[None]:

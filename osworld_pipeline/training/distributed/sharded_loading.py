@@ -25,7 +25,7 @@ def empty_model(folder: Path, *, dtype: torch.dtype, is_frozen: bool = False) ->
     dtypes without memory. Buffers are real.
 
     Raises:
-        StoreError: the folder or its Qwen3-VL is missing; names it.
+        StoreError: the folder is missing, or has no valid Qwen3-VL configuration; names it.
     """
     if not folder.is_dir():
         raise StoreError(f"no checkpoint folder at {folder}: make or download the checkpoint first")
@@ -63,7 +63,7 @@ def load_shards(model: Any, folder: Path, device: torch.device) -> int:
     bytes that this rank has read. Tensors with memory (adapters) are unchanged.
 
     Raises:
-        StoreError: a weight is missing, has another shape, or cannot be read; names it.
+        StoreError: a weight is missing, unknown, of another shape, or cannot be read; names it.
     """
     with ExitStack() as files:
         stored = _open_all(folder, files)
@@ -72,7 +72,7 @@ def load_shards(model: Any, folder: Path, device: torch.device) -> int:
         missing, unknown = sorted(expected - set(stored)), sorted(set(stored) - expected - tied)
         if missing or unknown:
             wrong = ", ".join([*missing, *unknown][:3])
-            raise StoreError(f"the weights in {folder} are of another model: {wrong}")
+            raise StoreError(f"the weights in {folder} are of another model, with missing or unknown names: {wrong}")
         names = {id(param): _stored_name(name) for name, param in model.named_parameters()}
         filled: dict[int, torch.Tensor] = {}
         num_bytes = 0
@@ -104,7 +104,7 @@ def _open_all(folder: Path, files: ExitStack) -> dict[str, Any]:
             file: Any = files.enter_context(safe_open(path, framework="pt"))
             found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
     except (OSError, SafetensorError) as error:
-        raise StoreError(f"the weights in {folder} cannot be read ({error}): download or make it again") from error
+        raise StoreError(f"the weights in {folder} cannot be read ({error}): download or make them again") from error
     if not found:
         raise StoreError(f"no model.safetensors in {folder}: this is not a checkpoint in Hugging Face format")
     return found
@@ -133,5 +133,5 @@ def _read_part(stored: Any, name: str, tensor: torch.Tensor, folder: Path) -> to
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of it."""
+    """This rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -114,7 +114,8 @@ def _host_mesh(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def host_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Snapshot of the result of `gather_weights` in host memory: trained weights are copied, tied ones once."""
+    """Snapshot of the result of `gather_weights` in host memory. Weights that are trained or not in host memory are
+    copied, tied ones once; weights gathered from shards are copies already."""
     if isinstance(model, FSDPModule):
         return dict(weights)
     changing = {param.untyped_storage().data_ptr() for param in model.parameters() if param.requires_grad}

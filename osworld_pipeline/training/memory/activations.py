@@ -86,7 +86,8 @@ def vision_checkpoint_bytes(shape: VisionShape, *, num_patches: int, num_bytes: 
 
 def vision_forward_bytes(shape: VisionShape, *, num_patches: int, num_bytes: int) -> int:
     """Allocated at the same time in a block that keeps nothing (a frozen tower): the residual, the joint projection of
-    queries, keys and values, and the rotary positions' float32 copies of queries and keys with their products."""
+    queries, keys and values, and the rotary positions' float32 copies of queries and keys with their products; or, if
+    they are larger, the tensors of the MLP."""
     per_patch = shape.hidden_size * (5 * num_bytes + 8 * FLOAT)
     return num_patches * max(per_patch, num_bytes * (2 * shape.hidden_size + 2 * shape.intermediate_size))
 

@@ -132,8 +132,7 @@ class _Sizes:
     @property
     def engine_shares_weights(self) -> bool:
         """The same decision as `shares_model` of runs/gspo/weights.py."""
-        is_plain = self.num_ranks == 1 and self.recipe.trainer.lora is None
-        return self.has_engine and is_plain and self.recipe.rollout.mode == "synchronous"
+        return self.has_engine and self.num_ranks == 1 and self.recipe.rollout.mode == "synchronous"
 
     @property
     def pass_tokens(self) -> int:
@@ -197,7 +196,7 @@ def _state_items(sizes: _Sizes) -> Iterable[Item]:
     yield state("gradients", f"{trained / 1e9:.3f} billion x {gradient_bytes} bytes", trained * gradient_bytes)
     if has_masters:
         yield state("master weights", "float32 copy of what is trained", trained * FLOAT)
-        yield state("master gradients", "float32, accumulated over the passes of a step", trained * FLOAT)
+        yield state("master gradients", "float32, accumulated over the passes of an update", trained * FLOAT)
     yield state("optimiser moments", "AdamW: two float32 numbers a parameter", trained * 2 * FLOAT)
     if sizes.has_reference:
         yield state("reference model", "frozen, as gspo.kl_coef is above 0", parameters * b)
@@ -300,12 +299,13 @@ def kv_bytes(shape: ModelShape, *, num_tokens: int, num_bytes: int) -> int:
 
 
 def _checkpoint_item(sizes: _Sizes) -> Item:
-    """A save copies each rank's masters and moments, and on rank 0 the full weights, to host memory, and writes the
-    copies while training continues (training/distributed_trainer.py). Loading needs less: a single rank
-    reads the whole model, and each of several ranks its own weights one at a time (sharded_loading.py)."""
-    trained = sizes.trained_parameters
-    has_masters = sizes.num_bytes != FLOAT and sizes.recipe.trainer.lora is None
-    weights = sizes.shape.parameters * sizes.num_bytes
+    """A save copies each rank's masters and moments, and on rank 0 the full weights (under LoRA the adapters' factors),
+    to host memory, and writes the copies while training continues (training/distributed_trainer.py). Loading needs
+    less: a single rank reads the whole model, and each of several ranks its own weights one at a time
+    (sharded_loading.py)."""
+    trained, has_lora = sizes.trained_parameters, sizes.recipe.trainer.lora is not None
+    has_masters = sizes.num_bytes != FLOAT and not has_lora
+    weights = trained * FLOAT if has_lora else sizes.shape.parameters * sizes.num_bytes
     optimizer = trained * (3 if has_masters else 2) * FLOAT
     saving = weights + sizes.sharded(optimizer)
     return Item(name="a checkpoint", how="copies that are written while training continues", host_bytes=saving)

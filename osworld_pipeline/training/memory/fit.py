@@ -65,8 +65,8 @@ class Fit:
 
     @cached_property
     def remedies(self) -> tuple[Remedy, ...]:
-        """Changes that alone make it fit; if there are none, the shortest combination that does, ordered by savings;
-        empty if nothing helps or nothing is needed."""
+        """Changes that alone make it fit; if there are none, one combination that does, which adds the change with the
+        largest savings at each step; empty if that does not make it fit, or nothing is needed."""
         if self.is_ok or self.gpu_bytes is None:
             return ()
         alone = [remedy for remedy in self._tried(self.recipe) if remedy.gpu_bytes <= self.gpu_bytes]
@@ -124,8 +124,8 @@ def judge(recipe: Recipe, shape: ModelShape, *, gpu_bytes: int | None) -> Fit:
 
 
 def check_memory(recipe: Recipe, folder: Path, *, stage: Stage, gpu_bytes: int, may_sample: bool = True) -> None:
-    """Run before the model in `folder` is loaded on a GPU with this amount of free memory. `may_sample`: as for
-    `estimate`.
+    """Run before the model in `folder` is loaded on a GPU with this amount of free memory; does nothing if
+    trainer.check_memory is false. `may_sample`: as for `estimate`.
 
     Raises:
         TrainingError: it cannot fit; names the need and changes that would make it fit.

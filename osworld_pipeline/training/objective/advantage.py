@@ -29,7 +29,8 @@ class GroupAdvantages:
 
 
 def compute_advantages(rewards: Sequence[float], estimator: Estimator = "mean_std") -> tuple[float, ...]:
-    """
+    """The advantage of each reward, by estimator:
+
         mean_std       A_i = (r_i - mean) / (std + 1e-6), std with n - 1 in its denominator
                        (GRPO, arXiv 2402.03300)
         mean           A_i = r_i - mean (Dr. GRPO, arXiv 2503.20783): hard and easy tasks, whose rewards hardly vary,

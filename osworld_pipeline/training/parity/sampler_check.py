@@ -46,8 +46,9 @@ def _token_ages(trajectory: Trajectory, *, num_updates: int) -> torch.Tensor:
 def check_sampler(
     trajectories: Sequence[Trajectory], own: Sequence[torch.Tensor], *, num_updates: int, max_diff: float
 ) -> dict[str, float]:
-    """Mean absolute differences over the sampled tokens, for this trainer's weights (`fresh`, including canaries) and
-    for older ones, the share of the sampled tokens that were compared, and the ages of the tokens in updates.
+    """Mean absolute differences over the sampled tokens, for this trainer's weights (fresh tokens, canaries included)
+    and for older ones; the share of fresh tokens and the ages of the tokens in updates, both without canaries; and the
+    number of canary tokens.
 
     Raises:
         TrainingError: fresh tokens differ by more than `max_diff` on average (names the worst trajectory), or there

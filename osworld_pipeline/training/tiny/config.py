@@ -44,8 +44,8 @@ def vision_config(spec: TinyModelSection) -> dict[str, Any]:
 
 
 def _vision_heads(hidden_size: int) -> int:
-    """The number of heads of about 32 dimensions that divides the width; two-axis rotary positions need multiples of
-    4."""
+    """The number of heads, so that each has about HEAD_DIM dimensions and the heads divide the width. Two-axis rotary
+    positions need a multiple of 4 dimensions per head."""
     for num_heads in range(max(1, hidden_size // HEAD_DIM), 0, -1):
         if hidden_size % num_heads == 0 and hidden_size // num_heads % 4 == 0:
             return num_heads

@@ -2,7 +2,7 @@
 weights are random, apart from the copying skill that a recipe may train.
 
 It uses transformers' own classes and Qwen3-VL's own file layout, so any program that loads it can also load a published
-Qwen3-VL. The same specification and corpus give the same bytes.
+Qwen3-VL. The same specification and corpus give the same bytes; with copying updates, on the same machine.
 """
 
 import json

@@ -2,7 +2,8 @@
 
 A policy copies words of its task into its actions. A random model would have to learn this from demonstrations, which
 takes longer than learning everything else in them. Rows of random tokens teach it in seconds: a list, a gap, then a
-part of the list again, with some words with or without the space before them. The rows contain no tasks and no actions.
+part of the list again, in which some words have gained or lost the space before them. The rows contain no tasks and no
+actions.
 """
 
 import random

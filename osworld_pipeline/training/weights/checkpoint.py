@@ -109,7 +109,7 @@ def writing_folder(folder: Path) -> Iterator[Path]:
     """An atomically written folder: filled next to its final place, synced, renamed.
 
     Raises:
-        StoreError: the file system refused; names the folder and a fix.
+        StoreError: the folder could not be written; names it, and for a full disk what to do.
     """
     temp = folder.parent / f"{_WRITING}{folder.name}-{uuid4().hex}"
     try:
@@ -181,8 +181,9 @@ def save_partial(
 
 
 def keep_milestone(state: StateDir, partial: Path, name: str, documents: Documents) -> Path:
-    """Keeps the weights of a partial checkpoint, without the optimiser, as a finished checkpoint named by
-    `milestone_id`, which outlives the stage. Its files are hard links to those of the partial. Raises StoreError."""
+    """Keeps the weights of a partial checkpoint, without the optimiser, as the finished checkpoint `name` (a
+    `milestone_id`), which outlives the stage. The files of the partial are hard-linked; manifest, `documents` and an
+    adapter's base.json are written anew. An existing folder is kept as it is. Raises StoreError."""
     folder = state.checkpoints / name
     trainer_state = {**asdict(read_trainer_state(partial)), "checkpoint_id": name}
 

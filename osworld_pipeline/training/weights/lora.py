@@ -1,7 +1,7 @@
 """LoRA through peft: small trained factors in float32 added to frozen weights.
 
-The factors are sampled, handed over and saved unmerged. Merging into bfloat16 would round most of what they have
-learned away, so only `training.merging` merges, for exports.
+The factors are transferred to engines and saved unmerged. Merging into bfloat16 would lose most of what they have
+learned to rounding, so only `training.weights.merging` merges, for exports.
 """
 
 import json
@@ -46,7 +46,8 @@ def add_adapters(model: Any, section: LoraSection, *, seed: int) -> None:
     layers = [name for name, _ in model.named_modules() if _is_target(name, section)]
     missing = sorted(set(section.target_modules) - {name.rpartition(".")[2] for name in layers})
     if missing or not layers:
-        raise RecipeError(f"trainer.lora.target_modules: no layer is named {' or '.join(missing) or 'nothing'}")
+        problem = f"no layer is named {' or '.join(missing)}" if missing else "it is empty: name at least one layer"
+        raise RecipeError(f"trainer.lora.target_modules: {problem}")
     _inject(model, layers, rank=section.rank, alpha=section.alpha, dropout=section.dropout, name=ADAPTER, seed=seed)
     _train_adapter_alone(model)
 

@@ -56,7 +56,8 @@ def verify_checkpoint(folder: Path, *, is_required: bool = False) -> None:
     """A folder without a manifest (a published model) passes, unless one is required.
 
     Raises:
-        StoreError: a file is missing or has changed; names it.
+        StoreError: a file is missing or has changed, or the manifest cannot be read or is of a newer format; names the
+            file.
     """
     path = folder / MANIFEST_FILE
     if not path.is_file() and not is_required:
@@ -87,8 +88,8 @@ def _way_out(folder: Path) -> str:
 
 
 def file_digests(paths: Iterable[Path]) -> dict[Path, str]:
-    """SHA-256 (hex) of files that this process writes. A large file that was hashed before, under any name, is not read
-    again while its size and modification time are the same."""
+    """SHA-256 (hex) of each file. A large file that this process hashed before, under any name, is not read again while
+    its size and modification time are the same."""
     places = {path: _identity(path) for path in paths}
     with _known_lock:
         digests = {path: _known[place] for path, place in places.items() if place in _known}

@@ -24,7 +24,8 @@ from osworld_pipeline.training.weights.lora import verified_base
 INDEX_FILE = "model.safetensors.index.json"
 COPIED = ("*.json", "*.jinja", "*.txt")
 NOT_COPIED = ("manifest.json", "checkpoint.json", "trainer_state.json", "stage_params.json", "export.json", INDEX_FILE)
-"""Files of a base made by one of our own stages."""
+"""Files about the base, not about the merged weights: those that our own stages add, and the index, which is written
+anew."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ def stage_charts(points: Sequence[MetricPoint]) -> list[tuple[str, list[Chart]]]
 
 
 def metric_lines(title: str, values: Values, metrics: Sequence[Metric], y_label: str) -> Chart | None:
-    """One line for each of `metrics` with values; None without one."""
+    """One line for each of `metrics` that has values; None if none has."""
     reported = [metric for metric in metrics if values.get(metric.name)]
     if not reported:
         return None

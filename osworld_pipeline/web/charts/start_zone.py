@@ -1,4 +1,5 @@
-"""The band of a training's start in a curve of success over updates: a curve inside it shows no change."""
+"""The band in a curve of success over updates for the checkpoint that the training started from: its success rate, with
+the spread over evaluation seeds. A curve inside it shows no change."""
 
 from collections.abc import Sequence
 

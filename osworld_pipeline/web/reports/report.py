@@ -124,8 +124,8 @@ def _group(
 def whole_changes(
     rows: Sequence[EvalRow], scores: Sequence[CheckpointScore], training: Training, *, confidence: float
 ) -> list[Change]:
-    """Changes by the stages that ended, in the order of `scores`; milestones are points of a curve. Pairs that must not
-    be compared are left out."""
+    """Changes by the stages that ended, in the order of `scores`. Milestones are left out, because they are points of a
+    curve, and so are pairs that must not be compared."""
     names = [score.checkpoint_id for score in scores if Ancestor.parse(score.checkpoint_id).num_updates is None]
     found = changes_of(rows, list(dict.fromkeys(names)), training, confidence=confidence)
     return [change for change in found if change.effect is not None]
@@ -184,7 +184,7 @@ E = TypeVar("E", bound=Ended)
 
 
 def faults_by_kind(episodes: Iterable[E]) -> list[tuple[str, int, E]]:
-    """Kinds of faults, and tampering: (outcome, number, the first episode)."""
+    """Outcomes with a recorded reason (faults, timeouts, tampering, touched): (outcome, number, the first episode)."""
     found: dict[str, list[E]] = {}
     for episode in episodes:
         if Outcome(episode.outcome).has_reason:
@@ -222,7 +222,8 @@ def _injections(state: StateDir) -> dict[str, int]:
 
 
 def _shown(rows: Sequence[EvalRow], scores: Sequence[CheckpointScore]) -> list[FilmstripOf]:
-    """A success and a failure of each of the latest checkpoints, of different families if possible."""
+    """A success, a failure and a truncated episode of each of the latest checkpoints, of different families if
+    possible; at most MAX_FILMSTRIPS in all."""
     chosen: list[EvalRow] = []
     for score in reversed(scores):
         for outcome in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED):

@@ -129,7 +129,7 @@ def _summary(record: TrainingRecord) -> str:
     return (
         f"{state} {counted(len(record.episodes), 'episode')} of {counted(len(tasks), 'task')}: "
         f"{sum(one.is_success for one in valid):,} of {len(valid):,} valid ones succeeded, and "
-        f"{len(record.episodes) - len(valid):,} ended in a fault or a timeout."
+        f"{len(record.episodes) - len(valid):,} ended in a fault or a timeout, or had input from a person."
     )
 
 

@@ -257,7 +257,7 @@ class Viewer:
         with self.index.reading() as reader:
             known = reader.one("SELECT path FROM checkpoints WHERE checkpoint_id = ?", [checkpoint_id])
         if known is None or not known["path"]:
-            raise NotFoundError(f"checkpoint {checkpoint_id} is not in the tables: its tokenizer is not known")
+            raise NotFoundError(f"checkpoint {checkpoint_id} has no folder in the tables: its tokenizer is not known")
         steps = tokens_by_step(sequences, self.settings.state.root / known["path"] / "tokenizer.json")
         return _json([[[token.text, round(token.logprob, 4)] for token in step] for step in steps])
 

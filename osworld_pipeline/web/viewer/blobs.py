@@ -21,7 +21,8 @@ class Picture:
 def read_picture(root: Path, sha256: str) -> Picture:
     """
     Raises:
-        NotFoundError: it is not a hash, the store has no such image, or its bytes are not an image.
+        NotFoundError: it is not a hash, or the store has no such image, or the image is too large, cannot be read, or
+            is in no known format.
     """
     if not SHA256.fullmatch(sha256):
         raise NotFoundError("an image is named by its SHA-256, 64 hexadecimal digits")

@@ -17,7 +17,7 @@ from osworld_pipeline.web.viewer.index import EpisodeIndex, Reader
 
 
 class Evaluations:
-    """Safe for many threads."""
+    """Thread-safe."""
 
     def __init__(self, state: StateDir, index: EpisodeIndex) -> None:
         self._state, self._index = state, index

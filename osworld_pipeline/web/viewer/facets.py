@@ -36,7 +36,7 @@ class FacetValue:
 class CountedFacet:
     facet: Facet
     values: tuple[FacetValue, ...]
-    """Chosen ones first, then by count; at most MAX_VALUES."""
+    """Chosen ones first, then by count; at most MAX_VALUES, but always all chosen ones."""
     num_values: int
 
 

@@ -55,7 +55,7 @@ SPANS = (
     Span(name="update", label="Update", column='nullif("update", -1)', is_whole=True),
 )
 HIDDEN = {"group": "group_id", "mlflow": "mlflow_run", "dagster": "dagster_run"}
-"""Equal to one value; only set by links, and shown if set."""
+"""Columns that must equal one value, by parameter of an address; only links set them, and pages show them if set."""
 SORTS = {
     "newest": "started_at DESC NULLS LAST, episode_id",
     "oldest": "started_at NULLS LAST, episode_id",
@@ -66,7 +66,8 @@ SORTS = {
     "task": "task_id, checkpoint_id, seed, episode_id",
 }
 TEXTS = ("q", "said", "where")
-"""Free text in task, instruction, id or fault; in the model's text; a condition in SQL over `episodes`."""
+"""`q`: text in task, instruction, id or fault; `said`: text in the model's responses; `where`: a condition in SQL over
+`episodes`."""
 NOTHING = "none"
 """Value in an address for rows without a value."""
 

@@ -91,7 +91,7 @@ class EpisodeIndex:
         """Read new files, at most once a second unless `at_once`.
 
         Raises:
-            PipelineError: the index is empty, and the store cannot be read.
+            StoreError: the store cannot be read, and has not been read before.
         """
         with self._lock:
             if not at_once and time.monotonic() - self._checked_at < CHECK_EVERY_S:

@@ -121,8 +121,8 @@ def find_space(turns: Iterable[tuple[Mapping[str, Any] | None, str | None]], ima
 
 
 def _space_by_scale(pairs: Sequence[tuple[Point, Point]], image: tuple[int, int]) -> CoordinateSpace | None:
-    """A model's pixels scale equally along both sides of the screen, thousandths as width / height; None if the two
-    cannot be distinguished."""
+    """The space, from the scales that map the model's points to the screen: for pixels both are equal, for thousandths
+    their ratio is width / height. None if the two cannot be distinguished."""
     shape = math.log(image[0] / image[1]) if min(image) > 0 else 0.0
     own_x, own_y = sum(point[0] for point, _ in pairs), sum(point[1] for point, _ in pairs)
     screen_x, screen_y = sum(point[0] for _, point in pairs), sum(point[1] for _, point in pairs)

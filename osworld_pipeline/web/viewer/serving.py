@@ -47,6 +47,9 @@ def serve(
 
     Raises:
         ViewerError: as `bind`.
+        StoreError: as EpisodeIndex.
+        MetricsSettingError: OSWORLD_METRICS is not valid.
+        PipelineError: an address of env servers is not valid.
     """
     app = create_app(settings, is_ending=lambda: server.should_exit)
     with bind(settings) as listener, _observed_app(app, settings) as observed:

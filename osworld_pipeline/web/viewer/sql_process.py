@@ -39,7 +39,9 @@ def main(parent_pid: int) -> int:
         return 0
     answer = json.dumps(answer_to(json.loads(sys.stdin.buffer.read(LENGTH.unpack(head)[0])))).encode()
     if len(answer) > MAX_ANSWER_BYTES:
-        answer = json.dumps({"refused": f"the result has over {MAX_ANSWER_BYTES >> 20} MiB of episode ids"}).encode()
+        size = f"{MAX_ANSWER_BYTES >> 20} MiB"
+        refused = f"the result has over {size} of episode ids: choose facets, or narrow the condition"
+        answer = json.dumps({"refused": refused}).encode()
     sys.stdout.buffer.write(LENGTH.pack(len(answer)) + answer)
     sys.stdout.buffer.flush()
     return 0

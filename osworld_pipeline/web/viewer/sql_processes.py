@@ -91,7 +91,7 @@ class SqlProcesses:
                 return await _exchange(process, question)
         except TimeoutError as error:
             raise BadQuestionError(
-                f"stopped after {self._limit_s:g} s: choose facets instead, or use the command query, which may "
+                f"stopped after {self._limit_s:g} s: choose facets instead, or use the command `query`, which may "
                 "run longer (--timeout-s)"
             ) from error
         except (asyncio.IncompleteReadError, OSError) as error:

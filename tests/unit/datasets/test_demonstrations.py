@@ -300,7 +300,7 @@ def test_without_demonstrations_nothing_is_written(tmp_path: Path):
 
 
 def test_a_demonstration_of_a_heldout_task_is_refused(tmp_path: Path):
-    with pytest.raises(DatasetError, match=r"rename_folder-0004, which is not a training task"):
+    with pytest.raises(DatasetError, match=r"rename_folder-0004 has a demonstration and is not a training task"):
         write(tmp_path, items=SUITE.heldout[:1])
 
 

@@ -83,7 +83,7 @@ def test_only_an_export_is_ever_replaced(tmp_path: Path, kind: str) -> None:
         target.write_text("years")
     else:
         target.symlink_to(precious)
-    with pytest.raises(StoreError, match=rf"not an export \(it has no {MANIFEST}\)"):
+    with pytest.raises(StoreError, match=rf"not an export \(a link, or without {MANIFEST}\)"):
         write(target, "two", replace=True)
     assert content(precious)["sub/data"] == "one"
     assert target.exists()

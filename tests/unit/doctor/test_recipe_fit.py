@@ -95,7 +95,7 @@ def test_a_machine_without_gpus_is_refused_by_name_for_a_recipe_that_needs_eight
 def test_launched_servers_take_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     told = lack_of_gpus(load_recipe("qwen3vl_4b_node"))
-    assert told.startswith("qwen3vl_4b_node trains on 4 GPUs and samples on 4 others, and this machine has none")
+    assert told.startswith("qwen3vl_4b_node trains on 4 GPUs and samples on 4 more, and this machine has none")
 
 
 def test_the_plan_of_doctor_is_that_of_train(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_sane_instance_tells_its_limits(tmp_path: Path) -> None:
         ({"monitoring": {"enabled": True}}, Status.WARN, "later runs never start"),
         ({"pools": {"granularity": "op"}}, Status.WARN, "no default limit"),
         ({"relative": True}, Status.WARN, "relative"),
-        ({"storage": "DagsterPostgresStorage"}, Status.WARN, "runs fail at these pools if the default limit"),
+        ({"storage": "DagsterPostgresStorage"}, Status.WARN, "pools without a limit of their own"),
         ({"is_new": True}, Status.OK, "valid and empty"),
     ],
 )

@@ -179,7 +179,16 @@ async def test_a_click_that_may_have_happened_is_not_sent_again() -> None:
 
 
 @pytest.mark.parametrize(
-    "errors", [[SandboxBusyError("busy", retry_after_s=1)] * 6, [SandboxFailedError("no", may_have_happened=False)] * 3]
+    "errors",
+    [
+        [SandboxBusyError("busy", retry_after_s=1)] * 6,
+        [SandboxFailedError("no", may_have_happened=False)] * 3,
+        [
+            *[SandboxBusyError("busy", retry_after_s=1)] * 6,
+            *[SandboxFailedError("no", may_have_happened=False)] * 3,
+        ],
+    ],
+    ids=["busy", "failed", "busy, then failed"],
 )
 async def test_a_click_that_certainly_did_not_happen_is_sent_again(errors: list[Exception]) -> None:
     client = ScriptedClient()

@@ -124,7 +124,7 @@ async def test_our_own_client_gets_no_reward_of_a_touched_episode_and_knows_how_
             await send(server, desktop.episode_id)
             assert (await desktop.act("WAIT", pause_s=0)).num_person_inputs == 1
             await send(server, desktop.episode_id)
-            with pytest.raises(TouchedError, match="a person sent 2 inputs to its desktop") as caught:
+            with pytest.raises(TouchedError, match="a person sent 2 inputs to the desktop of this episode") as caught:
                 await desktop.score()
             await desktop.close()
         assert caught.value.num_inputs == 2

@@ -149,7 +149,7 @@ async def test_wrong_password_is_found_out_and_told_with_a_screenshot_and_withou
         await way_of(windows, tmp_path).run(stages_of(windows))
     said = str(caught.value)
     assert "did not get past the file server" in said
-    assert "4 times" in said
+    assert "each of 4 tries" in said
     assert PASSWORD not in said
     assert PASSWORD not in repr(stages_of(windows))
     (path,) = (tmp_path / "failed-boots").iterdir()

@@ -104,6 +104,6 @@ def test_a_receiver_that_refuses_is_logged_without_its_secret(
         receiver.close()
     tell()
     said = capfd.readouterr().err
-    assert "127.0.0.1 did not receive run" in said
+    assert "127.0.0.1 did not confirm the report of run" in said
     assert problem in said
     assert "of-a-secret" not in said

@@ -240,7 +240,7 @@ def test_wrong_answers_are_refused_before_anything_is_sent(loader_of: MakeLoader
 
 
 def test_batch_larger_than_the_environments_is_refused(loader_of: MakeLoader) -> None:
-    with pytest.raises(ValueError, match="a batch of 3 needs from 1 to 2 rows"):
+    with pytest.raises(ValueError, match="batch_size is 3, but must be 1 to 2"):
         loader_of({}, {}, batch_size=3)
 
 

@@ -213,7 +213,9 @@ def test_gpus_are_counted_among_the_visible_ones(visible: str | None, gpus: tupl
 
 def test_too_few_visible_gpus_are_refused_by_name() -> None:
     recipe = recipe_with("engine.launch.num_servers=2", "trainer.num_processes=4")
-    with pytest.raises(EngineError, match="policy server 2 on GPU 5, and CUDA_VISIBLE_DEVICES names 4"):
+    with pytest.raises(
+        EngineError, match="policy server 2 on GPU 5, and the number of GPUs in CUDA_VISIBLE_DEVICES is 4"
+    ):
         gpus_of_server(recipe, 1, "0,1,2,3")
 
 

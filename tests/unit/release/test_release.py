@@ -166,7 +166,7 @@ def with_a_stray_file(root: Path) -> None:
         (None, "0.0.9", r"0\.0\.9 is not above the last one, 0\.1\.0"),
         (None, "next", "'next' is no version"),
         (without_state, "0.2.0", r"no tests/states/0\.2\.0\.tar\.xz.* run `python tests/states/make.py 0\.2\.0`"),
-        (with_a_stray_file, "0.2.0", r"lacks \['tiny/__pycache__/old.pyc'\]"),
+        (with_a_stray_file, "0.2.0", r"missing: tiny/__pycache__/old.pyc;"),
     ],
 )
 def test_a_refusal_says_why_and_changes_nothing(root: Path, prepare, version: str, words: str) -> None:

@@ -263,7 +263,7 @@ def test_without_credentials_or_with_another_url_nothing_is_asked(
     s3: S3, url: str, origin: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for bad in ("s3://", "http://bucket/x", "s3://bucket/a b", "/folder"):
-        with pytest.raises(StoreError, match="an object store is written s3://BUCKET/PREFIX"):
+        with pytest.raises(StoreError, match="write it as s3://BUCKET/PREFIX"):
             push(origin, bad)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(StoreError, match="needs credentials in the environment"):

@@ -1,4 +1,4 @@
-"""The file that OSWORLD_DEPLOYMENT names has the resources of runs that name none."""
+"""The file that OSWORLD_DEPLOYMENT names has default resources of runs."""
 
 from pathlib import Path
 
@@ -118,7 +118,7 @@ def test_commands_use_the_same_mlflow(tmp_path: Path) -> None:
         ("resources: [", "while parsing"),
         ("recipe: {}", "must have the one key `resources`"),
         ("", "must have the one key `resources`"),
-        ("resources: [recipe]", "`resources` must have the names of resources"),
+        ("resources: [recipe]", "`resources` must have keys that are names of resources"),
         ("resources: {recepe: {config: {}}}", "no resource `recepe`; did you mean 'recipe'"),
         ("resources: {recipe: {name: demo}}", "`recipe` must have the one key `config`"),
         ("resources: {recipe: {config: {nam: demo}}}", "`recipe` has no key `nam`; did you mean 'name'"),

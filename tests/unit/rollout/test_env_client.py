@@ -133,7 +133,11 @@ async def test_a_server_counts_desktops_in_use_until_they_are_released_and_reset
 
 
 async def test_a_reward_that_a_person_helped_to_earn_is_refused(connect: Any, task: Task) -> None:
-    answer = {"error": "a person sent 3 inputs to its desktop", "fault": "touched", "num_person_inputs": 3}
+    answer = {
+        "error": "a person sent 3 inputs to the desktop of this episode",
+        "fault": "touched",
+        "num_person_inputs": 3,
+    }
     touched = httpx.Response(500, json=answer)
     client, _ = connect(
         {"/step": [{**SCREEN, "num_person_inputs": 2}], "/evaluate": [touched]},
@@ -142,7 +146,7 @@ async def test_a_reward_that_a_person_helped_to_earn_is_refused(connect: Any, ta
         desktop = client.desktop()
         await desktop.reset(task)
         assert (await desktop.act("WAIT", pause_s=0)).num_person_inputs == 2
-        with pytest.raises(TouchedError, match="a person sent 3 inputs to its desktop") as caught:
+        with pytest.raises(TouchedError, match="a person sent 3 inputs to the desktop of this episode") as caught:
             await desktop.score()
     assert caught.value.num_inputs == 3
 

@@ -100,7 +100,7 @@ async def test_a_run_starts_with_the_servers_that_answer(caplog: pytest.LogCaptu
     servers = Servers(b=1)
     fleet = EnvFleet([A, B], servers)
     await fleet.open()
-    assert "no env server answers at http://a:1; its episodes go to the other env servers" in caplog.text
+    assert "no env server answers at http://a:1; new episodes go to the other env servers" in caplog.text
     assert chosen(fleet, 3) == {B: 3}
     servers.free[A] = 8
     await fleet.look()

@@ -237,7 +237,7 @@ async def test_the_only_server_is_compared_with_the_checkpoint_loaded_last_and_r
         restart(server)
         run.compare.refused.add(server.url)
         for _ in range(3):
-            with pytest.raises(EngineError, match="differs; it is not sampled from, and compared again after 60 s"):
+            with pytest.raises(EngineError, match="differs; it is not sampled from, and is compared again after 60 s"):
                 await run.ask()
         assert len(run.compare.made) == 2
 

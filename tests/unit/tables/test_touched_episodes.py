@@ -19,7 +19,7 @@ from osworld_pipeline.tables.query import run_query
 
 TOUCHED = {
     "outcome": Outcome.TOUCHED,
-    "error": "a person sent 2 inputs to its desktop",
+    "error": "a person sent 2 inputs to the desktop of this episode",
     "reward": None,
     "num_person_inputs": 2,
 }

@@ -90,6 +90,8 @@ def test_an_engine_shares_the_model_only_where_nothing_trains_while_it_samples()
     assert gpu(copied)["engine's weights"] == 2 * 4_437_815_808
     shared = estimate(recipe(rollout={"mode": "synchronous"}), FOUR_B, "gspo")
     assert "engine's weights" not in gpu(shared)
+    adapted = recipe(rollout={"mode": "synchronous"}, trainer={"lora": {"rank": 16, "alpha": 32}})
+    assert "engine's weights" not in gpu(estimate(adapted, FOUR_B, "gspo"))
     assert not [name for name in gpu(estimate(recipe(), FOUR_B, "gspo", may_sample=False)) if "engine" in name]
     sglang = recipe(engine={"kind": "sglang", "urls": ["http://gpu-1:30000"]})
     assert not [name for name in gpu(estimate(sglang, FOUR_B, "gspo")) if "engine" in name]
@@ -158,6 +160,11 @@ def test_a_trained_vision_tower_keeps_its_blocks() -> None:
 def test_a_save_copies_the_weights_once_and_each_ranks_masters_and_moments() -> None:
     found = host(estimate(recipe(trainer={"num_processes": 4}), FOUR_B, "sft"))
     assert found["a checkpoint"] == 2 * 4_437_815_808 + 12 * TRAINED // 4
+
+
+def test_a_save_of_adapters_copies_their_factors_and_moments_alone() -> None:
+    found = host(estimate(recipe(trainer={"lora": {"rank": 16, "alpha": 32}}), FOUR_B, "sft"))
+    assert found["a checkpoint"] == (4 + 8) * 36 * 16 * 57_344
 
 
 @pytest.mark.parametrize(

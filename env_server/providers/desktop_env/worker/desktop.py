@@ -16,7 +16,8 @@ from .fault import Fault
 from .guest import GuestWatch
 
 _ANY_STARTED_CLEAN = "docker"
-"""The provider name for plug-ins: DesktopEnv accepts a closed list of names, and uses this one for nothing else."""
+"""The provider name for plug-ins. DesktopEnv accepts a closed list of names; with this one it assumes that a VM which
+has just been started is clean, and does not reset it."""
 _DOWNLOAD = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_")
 """Names of the files that set-up has downloaded; they are kept for the next episode, all others are removed."""
 Answer = tuple[dict[str, Any], bytes]

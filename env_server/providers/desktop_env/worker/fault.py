@@ -2,7 +2,7 @@
 
 
 class Fault(Exception):
-    """The error answer: its kind (`setup`, `replica`, `evaluator`), and a message."""
+    """The error answer: its kind (`setup`, `replica`, `evaluator`, `excess`), and a message."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)

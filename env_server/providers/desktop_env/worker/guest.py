@@ -59,7 +59,7 @@ class GuestWatch:
         try:
             score = float(evaluate())
         except MemoryError as error:
-            raise Fault("excess", "memory") from error
+            raise Fault("excess", "the grading ran out of memory") from error
         except Exception as error:
             if not self.is_there():
                 raise Fault("replica", "the guest was gone when its task was graded") from error

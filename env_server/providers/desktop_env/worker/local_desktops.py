@@ -18,7 +18,7 @@ _NOWHERE = 1
 
 
 def create(region: str | None, options: dict[str, Any]) -> tuple["LocalManager", "LocalProvider"]:
-    """`options["command"]` starts a helper that writes {host, port} and ends with its standard input."""
+    """`options["command"]` starts a helper that writes {host, port} and ends when its standard input is closed."""
     return LocalManager(), LocalProvider(list(options["command"]))
 
 
@@ -43,7 +43,7 @@ class LocalProvider:
         ready, _, _ = select.select([self._helper.stdout], [], [], START_LIMIT_S)
         line = self._helper.stdout.readline() if ready else b""
         if not line:
-            raise RuntimeError("the local desktop did not start; see the line above")
+            raise RuntimeError("the local desktop did not start; the doctor of the env server tests this machine")
         ready = json.loads(line)
         self._address = f"{ready['host']}:{ready['port']}:{_NOWHERE}:{_NOWHERE}:{_NOWHERE}"
 

@@ -32,7 +32,8 @@ def enter_namespaces() -> None:
 
 
 def make_private(kept: Sequence[str], *, disk_bytes: int) -> None:
-    """Gives that child empty file systems, its own /proc, and a loopback. Folders in `kept` stay visible."""
+    """To be called by the child that follows `enter_namespaces`: gives it empty file systems, its own /proc,
+    and a loopback. Folders in `kept` stay visible."""
     _checked("unshare", _NEW_MOUNTS)
     held = {path: os.open(path, os.O_PATH) for path in kept if path.startswith(tuple(f"{each}/" for each in PRIVATE))}
     for path in PRIVATE:
@@ -50,7 +51,8 @@ def make_private(kept: Sequence[str], *, disk_bytes: int) -> None:
 
 
 def set_limits(*, memory_bytes: int, cpu_s: int, num_processes: int, disk_bytes: int) -> None:
-    """Limits of each descendant of this process; processes are counted only in this user namespace."""
+    """Sets the limits of this process, which each of its descendants inherits; processes are counted only in this user
+    namespace."""
     for kind, limit in (
         (resource.RLIMIT_DATA, memory_bytes),
         # No lower soft limit, because process 1 ignores SIGXCPU.

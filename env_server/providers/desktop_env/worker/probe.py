@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 PORTS = {"chromium_port", "vlc_port"}
-"""Attributes of an environment that connect to programs inside the desktop, not to its guest agent."""
+"""Attributes of DesktopEnv with the ports of programs inside the desktop, other than the guest agent."""
 
 
 def main() -> None:

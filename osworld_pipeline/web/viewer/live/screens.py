@@ -101,7 +101,8 @@ class LiveScreens:
         reader.cancel()
 
     async def _read(self, url: str, replica_ids: list[str], page: "_Page", width: int) -> None:
-        """Until it is cancelled. A server that refuses is asked again: the figures show why it does not answer."""
+        """Reads pictures until it is cancelled. A server that refuses is asked again: the figures show why it does not
+        answer."""
         query = [("width", str(width)), *(("replica", replica_id) for replica_id in replica_ids)]
         while True:
             try:

@@ -28,11 +28,11 @@ MAX_QUESTIONS_PER_S = 20
 NAME_INTERVAL_S = 3.0
 OWN_INTERVAL_S = 1.0
 LIMIT_S = 5.0
-"""For one answer, and for resolving a name."""
+"""Time limit of one answer, and of resolving a name."""
 KEEP_S = 15.0
 """The last figures of a server without an answer are shown for this time."""
 WATCH_S = 15.0
-"""The servers are asked for this time after a page has asked."""
+"""How long the servers are still asked after the last request of a page."""
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 _OWN = "servers of this state"
 """A task's key, next to URLs and names."""
@@ -45,7 +45,7 @@ class WatchedServer:
         self.url = url
         self.status: ServerStatus | None = None
         self.problem = ""
-        """Why it does not answer; empty while it does, and before the first answer."""
+        """Why it does not answer; empty while it answers, and until the first request ends."""
         self.answered_at = time.monotonic()
         """Time of the last answer, or of the discovery before the first one, in seconds of the monotonic clock."""
 
@@ -166,7 +166,7 @@ class LiveServers:
             raise EnvServerError(f"{url}{path} did not answer within {LIMIT_S:g} s") from error
 
     async def _watch(self) -> None:
-        """Until no page has asked for WATCH_S."""
+        """Asks the servers until there was no request of a page for WATCH_S."""
         tasks: dict[str, asyncio.Task[None]] = {}
         try:
             tasks[_OWN] = asyncio.create_task(self._follow_own())

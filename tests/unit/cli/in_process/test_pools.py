@@ -79,7 +79,8 @@ def test_it_is_said_for_whom_is_waited_once_and_when_it_is_over(instance: dg.Dag
 def test_a_wait_has_an_end(instance: dg.DagsterInstance) -> None:
     holder = hold(instance)
     with pytest.raises(
-        PipelineError, match=rf"waited for 0 h until .* run {holder[:8]} \(retrain\) holds it: terminate"
+        PipelineError,
+        match=rf"no free slot after 0 h of waiting until .* run {holder[:8]} \(retrain\) holds it: terminate",
     ):
         wait_for_pools(instance, ["trainer"], state=STATE, say=lambda _: None, limit_s=0.0)
 

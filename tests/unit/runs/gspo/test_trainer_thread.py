@@ -111,5 +111,5 @@ async def test_an_update_does_not_wait_for_its_weights_for_ever(monkeypatch: pyt
     trainer: Any = Trainer()
     trainer.passes.release()
     never: asyncio.Future[Sequence[Trajectory]] = asyncio.get_running_loop().create_future()
-    with TrainerThread() as thread, pytest.raises(TrainingError, match="update 4: its weights did not reach"):
+    with TrainerThread() as thread, pytest.raises(TrainingError, match="weights of update 3 did not reach"):
         await thread.update(trainer, [], never)

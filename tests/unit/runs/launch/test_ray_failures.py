@@ -15,7 +15,7 @@ class GroupFailedError(Exception):
         self.worker_failures = worker_failures
 
 
-def test_a_ranks_own_word_is_the_message():
+def test_the_message_is_that_of_the_failed_rank():
     message = explain_failure("train_sft", 2, GroupFailedError({1: RankFailedError("the loss is not finite", False)}))
     assert (message.message, message.retryable) == ("the loss is not finite", False)
 
@@ -25,7 +25,7 @@ def test_a_rank_that_died_comes_before_those_that_missed_it():
 
     failures = {0: RankFailedError("rank 0 lost another rank", False), 1: ActorDiedError()}
     message = explain_failure("train_sft", 2, GroupFailedError(failures))
-    assert message.message.startswith("rank 1 of the 2 of train_sft failed without an error message")
+    assert message.message.startswith("rank 1 of train_sft (2 ranks) failed without a report of the program")
     assert message.retryable is True
 
 
@@ -37,9 +37,9 @@ def test_a_bug_is_not_tried_again():
 
 def test_a_failure_without_ranks_names_the_program():
     message = explain_failure("train_sft", 2, RuntimeError("no controller"))
-    assert message.message == "the ranks of train_sft failed without an error message (no controller)"
+    assert message.message == "the ranks of train_sft failed without a report of the program: no controller"
 
 
-def test_a_ranks_word_survives_the_way_to_the_driver():
+def test_a_ranks_error_can_be_pickled_for_the_driver():
     error = pickle.loads(pickle.dumps(RankFailedError("gone", True)))
     assert (error.message, error.retryable) == ("gone", True)

@@ -123,7 +123,7 @@ def test_chunks_that_are_not_all_there_are_not_played(state: StateDir, numbers, 
         ({"task_id": "stranger"}, playback_plan.NO_TASK),
         ({"reward": 0.25}, playback_plan.NOT_CLAIMED),
         ({"dialect": "klingon"}, "no dialect named 'klingon'"),
-        ({"images": ["ab" * 32] * 2}, "it refers to an image that is not in the store"),
+        ({"images": ["ab" * 32] * 2}, "it refers to an image that is missing from the store or damaged"),
         ({"images": []}, "it refers to an image that it does not have"),
     ],
 )

@@ -216,7 +216,7 @@ def test_token_is_asked_for_by_a_form_that_leads_on_and_nowhere_else(sample_stat
 
 
 def test_a_touched_episode_says_so_and_has_no_reward(own_state: StateDir) -> None:
-    error = "a person sent 3 inputs to its desktop"
+    error = "a person sent 3 inputs to the desktop of this episode"
     touched = make_played("touched", (), (), outcome=Outcome.TOUCHED, error=error, num_person_inputs=3, sequences=())
     TrajectoryStore(own_state).write_episodes("touched", [touched])
     app = create_app(ViewerSettings(state=own_state, env_server_urls=["http://127.0.0.1:8100/"]))
