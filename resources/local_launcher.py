@@ -29,6 +29,7 @@ from osworld_pipeline.runs.launch.fork_server import ForkedProgram, start_warm
 from osworld_pipeline.runs.launch.ranks import FAILURE
 from osworld_pipeline.runs.messages import Failed, Last, Report, Result, parse_message
 from osworld_pipeline.runs.placement import Placement
+from osworld_pipeline.tracking.client import import_in_background
 from resources.message_file import MessageFile
 from resources.program_launcher import ProgramLauncher
 
@@ -72,6 +73,8 @@ class LocalLauncher(ProgramLauncher):
             process: Process | None = None
             if num_processes == 1:
                 process = start_warm(program, partial(_job_file, job), output=log.fileno(), environment=environment)
+            if process is not None:
+                import_in_background()  # this process is idle now, and records in MLflow what the program has done
             if process is None:
                 command = _command(program, num_processes, Path(scratch))
                 process = _start(command, job, output=log.fileno(), environment=environment)

@@ -1,10 +1,13 @@
 """An MLflow client with timeouts and without log noise. mlflow takes seconds to import, so it is imported only inside
 functions."""
 
+import importlib
 import logging
 import os
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +32,30 @@ NEVER = (400, 404)
 """HTTP status codes for which a retry is useless."""
 
 
-def open_client(tracking_uri: str) -> Any:
-    """A client. A new SQLite database is created with all its tables before it becomes visible. No request is sent to a
-    server. Raises StoreError: a database's file system has no locks or refused, or another process creates it for too
-    long."""
+def import_in_background() -> None:
+    """Starts MLflow's import in a thread; `open_client` then waits for the rest of it, and raises its error again."""
+    _set_defaults()
+    if "mlflow" not in sys.modules:
+        threading.Thread(target=_import, name="import of MLflow", daemon=True).start()
+
+
+def _import() -> None:
+    with suppress(Exception):
+        importlib.import_module("mlflow")
+
+
+def _set_defaults() -> None:
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)  # written, not read: MLflow reads its settings from the environment
+
+
+def open_client(tracking_uri: str) -> Any:
+    """A client. A new SQLite database is created with all its tables before it becomes visible. No request is sent to a
+    server. Raises StoreError: a database's file system has no locks or refused, or another process creates it for too
+    long."""
+    _set_defaults()
     from mlflow import MlflowClient
 
     database = Path(tracking_uri.removeprefix(SQLITE))

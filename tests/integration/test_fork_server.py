@@ -40,8 +40,9 @@ Start = Callable[..., tuple[ForkedProgram, Path]]
 def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Starts a program inside one kept fork server; gives it and its log."""
     folder = tmp_path_factory.mktemp("programs")
-    with pytest.MonkeyPatch.context() as patch, kept_fork_server():
-        patch.setenv("PYTHONPATH", with_program(folder))
+    path = with_program(folder)
+    with pytest.MonkeyPatch.context() as patch, kept_fork_server({"PYTHONPATH": path}):
+        patch.setenv("PYTHONPATH", path)
         numbers = iter(range(100))
 
         def start_sample(do: str, **environment: str) -> tuple[ForkedProgram, Path]:
@@ -113,6 +114,18 @@ def test_what_ends_it_is_told_as_of_any_process(start: Start) -> None:
     killed.send_signal(signal.SIGTERM)  # to nobody
 
 
+def test_the_imports_begin_before_the_first_program_and_end_with_the_block() -> None:
+    ours = psutil.Process()
+    before = set(ours.children())
+    with kept_fork_server({}):
+        (server,) = set(ours.children()) - before
+        deadline = time.monotonic() + 120
+        while not any("libtorch" in one.path for one in server.memory_maps()):
+            assert time.monotonic() < deadline, "torch was not imported"
+            time.sleep(0.1)
+    assert not _is_alive(server.pid)
+
+
 def test_outside_the_block_programs_are_to_be_started_for_themselves(tmp_path: Path) -> None:
     script = (
         "import os; from osworld_pipeline.runs.launch.fork_server import start_warm\n"
@@ -125,9 +138,13 @@ def test_a_program_dies_with_its_server_and_the_next_is_to_be_started_for_itself
     def job(do: str) -> Callable[[int], AbstractContextManager[int]]:
         return partial(job_file, tmp_path, {"do": do})
 
-    log = tmp_path / "log"
-    with pytest.MonkeyPatch.context() as patch, kept_fork_server(), log.open("wb") as output:
-        patch.setenv("PYTHONPATH", with_program(tmp_path))
+    log, path = tmp_path / "log", with_program(tmp_path)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        kept_fork_server({"PYTHONPATH": path}),
+        log.open("wb") as output,
+    ):
+        patch.setenv("PYTHONPATH", path)
         start = partial(start_warm, "warm_programs.sample", output=output.fileno(), environment={})
         program = start(job("sleep"))
         assert program is not None
@@ -150,7 +167,7 @@ def job(parent_pid):
         file.flush()
         yield file.fileno()
 
-with kept_fork_server(), open({str(log)!r}, "wb") as output:
+with kept_fork_server({{}}), open({str(log)!r}, "wb") as output:
     start_warm("warm_programs.sample", job, output=output.fileno(), environment={{}})
     time.sleep(600)
 """

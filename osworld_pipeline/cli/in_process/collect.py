@@ -10,7 +10,7 @@ import dagster as dg
 from rich.console import Console
 
 from jobs.on_request import COLLECT_ROLLOUTS, collect_on_tasks
-from osworld_pipeline.cli.in_process.evaluate import default_checkpoint, request_of
+from osworld_pipeline.cli.in_process.evaluate import default_checkpoint, request_of, samples_here
 from osworld_pipeline.cli.in_process.session import open_in_process
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.suite_files import EvalSuite
@@ -59,18 +59,17 @@ def run_collect(
     suite = load_collected(state, recipe, choice)
     if checkpoint == ORACLE:
         require_oracles(recipe, suite.tasks)
-        checkpoint_id = ORACLE
+        checkpoint_id, starts_warm = ORACLE, False
     else:
-        checkpoint_id = (
-            find_or_add(state, checkpoint) if checkpoint else default_checkpoint(state, source)
-        ).checkpoint_id
+        chosen = find_or_add(state, checkpoint) if checkpoint else default_checkpoint(state, source)
+        checkpoint_id, starts_warm = chosen.checkpoint_id, samples_here(recipe, chosen)
     request: dict[str, Any] = {
         "checkpoint_id": checkpoint_id,
         "num_samples": num_samples,
         "temperature": temperature,
         **request_of(choice),
     }
-    with open_in_process(defs, source=source, state_root=state_root, console=console) as here:
+    with open_in_process(defs, source=source, state_root=state_root, console=console, starts_warm=starts_warm) as here:
         on_start(checkpoint_id, suite)
         here.run(COLLECT_ROLLOUTS, request={collect_on_tasks.name: request})
     plan = plan_collection(recipe, checkpoint_id, suite, num_samples=num_samples, temperature=temperature)

@@ -22,9 +22,10 @@ from osworld_pipeline.evaluation.result_file import result_document
 from osworld_pipeline.evaluation.scores import read_scores
 from osworld_pipeline.evaluation.suite_files import EvalSuite
 from osworld_pipeline.recipes import Recipe
+from osworld_pipeline.runs.checkpoints.endpoints import is_address
 from osworld_pipeline.runs.checkpoints.external import find_or_add
 from osworld_pipeline.runs.checkpoints.registry import newest_checkpoint
-from osworld_pipeline.runs.evaluate.plan import TaskChoice, load_tasks, plan_evaluation
+from osworld_pipeline.runs.evaluate.plan import EvaluationPlan, TaskChoice, load_tasks, plan_evaluation
 from osworld_pipeline.store import TrajectoryStore
 from resources.deployment import deployment_tracking
 from resources.state import RecipeResource
@@ -50,8 +51,10 @@ def run_evaluate(
     state, recipe = StateDir(state_root.resolve()), source.load()
     suite = load_tasks(state, recipe, choice)
     chosen = find_or_add(state, checkpoint) if checkpoint else default_checkpoint(state, source)
+    plan = plan_evaluation(recipe, chosen.checkpoint_id, suite=suite)
     is_whole = not choice.tasks_file and choice.max_tasks is None
-    with open_in_process(defs, source=source, state_root=state_root, console=console) as here:
+    starts_warm = samples_here(recipe, chosen) and not plan.episodes.keys() <= _stored(state, plan)
+    with open_in_process(defs, source=source, state_root=state_root, console=console, starts_warm=starts_warm) as here:
         on_start(chosen, suite)
         here.expect(RANK)
         if is_whole and suite.name in SUITES.get_partition_keys():
@@ -60,7 +63,6 @@ def run_evaluate(
             request = {"checkpoint_id": chosen.checkpoint_id, **request_of(choice)}
             here.run(EVALUATE_TASKS, request={evaluate_on_tasks.name: request})
         here.run(RANK)
-    plan = plan_evaluation(recipe, chosen.checkpoint_id, suite=suite)
     episodes = [found[0] for found in TrajectoryStore(state).read_parts(tuple(plan.episodes)).values()]
     (score,) = read_scores(state, confidence=recipe.evaluation.confidence, stage_keys=[plan.stage_key])
     return result_document(
@@ -88,6 +90,16 @@ def default_checkpoint(state: StateDir, source: RecipeResource) -> Checkpoint:
             "--checkpoint (an id, a folder, hub:OWNER/NAME or http://host/v1#model)"
         )
     return found
+
+
+def samples_here(recipe: Recipe, checkpoint: Checkpoint) -> bool:
+    """Whether the program that samples this checkpoint imports torch: the engine is its own, not a server."""
+    return recipe.engine.kind == "transformers" and not is_address(checkpoint.path)
+
+
+def _stored(state: StateDir, plan: EvaluationPlan) -> set[str]:
+    """The parts of this evaluation, finished or ended in a fault."""
+    return set(TrajectoryStore(state).existing_parts(prefix=plan.stage_key))
 
 
 def request_of(choice: TaskChoice) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from osworld_pipeline.file_locks import TakenError, lock
 from osworld_pipeline.file_system import need_file_system
 from osworld_pipeline.runs.launch.fork_server import kept_fork_server
 from osworld_pipeline.runs.rollouts.embedded_server import kept_env_server
+from resources.launcher import Launcher
+from resources.local_launcher import PROGRAM_ENV, LocalLauncher
 from resources.progress import watched_progress
 from resources.state import RecipeResource, StateResource
 
@@ -119,7 +121,8 @@ class InProcess:
 def open_in_process(
     defs: dg.Definitions, *, source: RecipeResource, state_root: Path, console: Console, starts_warm: bool = False
 ) -> Iterator[InProcess]:
-    """`starts_warm`: several programs will be started and share their imports.
+    """`starts_warm`: programs that import torch are expected. They share their imports, which begin at once, if this
+    machine runs them.
 
     Raises:
         PipelineError: less than 1 GB is free, the file system cannot store a state, another such program runs on this
@@ -128,14 +131,21 @@ def open_in_process(
     state = StateDir(state_root.resolve())
     _need_disk(state)
     need_file_system(state.root)
-    with _only_one(state):
+    is_warm = starts_warm and _runs_programs_here(defs)
+    with _only_one(state), kept_fork_server(PROGRAM_ENV) if is_warm else nullcontext():
         instance = open_instance(state)
         try:
             _end_stale_runs(instance)
-            with kept_env_server(), kept_fork_server() if starts_warm else nullcontext(), shown_bars(console) as bars:
+            with kept_env_server(), shown_bars(console) as bars:
                 yield InProcess(defs=defs, instance=instance, source=source, state_root=state_root, bars=bars)
         finally:
             instance.dispose()
+
+
+def _runs_programs_here(defs: dg.Definitions) -> bool:
+    launcher = (defs.resources or {})["launcher"]
+    assert isinstance(launcher, Launcher)
+    return isinstance(launcher.runs_on, LocalLauncher)
 
 
 def _first_failure(result: dg.ExecuteInProcessResult) -> str:

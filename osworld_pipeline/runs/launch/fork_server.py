@@ -125,16 +125,17 @@ class ForkedProgram:
 class _Keeper:
     current: ClassVar["_Keeper | None"] = None
 
-    def __init__(self) -> None:
-        self.server: ForkServer | None = None
-        self.has_failed = False
-        """Set after a failed start, which is not repeated."""
+    def __init__(self, server: ForkServer) -> None:
+        self.server: ForkServer | None = server
+        """None after a failed start, which is not repeated."""
 
 
 @contextmanager
-def kept_fork_server() -> Iterator[None]:
-    """Within the block, one fork server of this process stays up between programs."""
-    _Keeper.current = keeper = _Keeper()
+def kept_fork_server(environment: Mapping[str, str]) -> Iterator[None]:
+    """Within the block, one fork server of this process stays up between programs. It starts now, so that its imports
+    overlap with what the caller does before the first program. `environment`: variables that libraries read on import,
+    in addition to this process's own."""
+    _Keeper.current = keeper = _Keeper(ForkServer(environment))
     try:
         yield
     finally:
@@ -149,15 +150,15 @@ def start_warm(
     """Starts a program inside `kept_fork_server`. Returns None outside of it, and if no fork server can run.
 
     `job`: the program's standard input as a descriptor; receives the pid of the parent. `environment`: additional
-    variables; libraries read those of the first program on import.
+    variables.
     """
     keeper = _Keeper.current
-    if keeper is None or keeper.has_failed:
+    if keeper is None or keeper.server is None:
         return None
-    server = keeper.server = keeper.server or ForkServer(environment)
-    with job(server.pid) as stdin:
-        started = server.start(program, stdin=stdin, output=output, environment=environment)
-    keeper.has_failed = started is None
+    with job(keeper.server.pid) as stdin:
+        started = keeper.server.start(program, stdin=stdin, output=output, environment=environment)
+    if started is None:
+        keeper.server = None
     return started
 
 

@@ -182,3 +182,34 @@ def test_a_metric_under_its_earlier_name_belongs_to_the_same_curve(uri: str) -> 
         run.log_metrics(2, {"clipped_share": 0.125})
     assert metric_history(uri, "gspo-1", ["clipped_share"]) == [("clipped_share", 1, 0.25), ("clipped_share", 2, 0.125)]
     assert metric_history(uri, "gspo-1", ["loss"]) == []
+
+
+def test_mlflow_is_imported_during_other_work_and_then_ready(uri: str) -> None:
+    script = (
+        "import os, sys, threading\n"
+        "from osworld_pipeline.tracking.client import DEFAULTS, import_in_background, open_client\n"
+        "import_in_background()\n"
+        "assert set(DEFAULTS) <= set(os.environ)\n"
+        "(thread,) = [one for one in threading.enumerate() if one.name == 'import of MLflow']\n"
+        "thread.join(60)\n"
+        "assert 'mlflow' in sys.modules\n"
+        f"assert open_client({uri!r}).search_experiments()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
+def test_a_failed_import_during_other_work_is_raised_when_mlflow_is_used(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.py").write_text("raise ImportError('broken')")
+    script = (
+        "import threading\n"
+        "from osworld_pipeline.tracking.client import import_in_background, open_client\n"
+        "import_in_background()\n"
+        "[one.join(60) for one in threading.enumerate() if one is not threading.main_thread()]\n"
+        "open_client('sqlite:////tmp/none.db')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert ended.stderr.count("ImportError: broken") == 1
