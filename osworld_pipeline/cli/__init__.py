@@ -1,6 +1,8 @@
 """`osworld-pipeline`: the pipeline from the command line. Each module adds its commands; heavy imports are inside the
 commands."""
 
+import inspect
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,6 +45,7 @@ COMMANDS: Mapping[str, tuple[ModuleType, ...]] = {
     "Store": (store, migrate, remote),
 }
 """Modules with commands, by their heading in the help text."""
+_LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 
 
 def _register() -> None:
@@ -52,6 +55,17 @@ def _register() -> None:
             module.register(app)
             for added in (*app.registered_commands[known[0] :], *app.registered_groups[known[1] :]):
                 added.rich_help_panel = heading
+    _join_lines(app)
+
+
+def _join_lines(group: typer.Typer) -> None:
+    """Joins the lines of each paragraph of the commands' docstrings, which Typer's list of commands does not."""
+    for command in group.registered_commands:
+        if command.help is None and command.callback is not None:
+            command.help = _LINE_BREAK.sub(" ", inspect.getdoc(command.callback) or "")
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            _join_lines(inner.typer_instance)
 
 
 _register()
@@ -70,7 +84,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option(DEBUG, help="Print the traceback of an error; also after the command's name.")
+        bool, typer.Option(DEBUG, help="Print the traceback of an error. May also follow the command's name.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

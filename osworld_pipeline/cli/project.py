@@ -61,7 +61,7 @@ def init(
 
 def dev(
     state: StateOption = Path(DEFAULT_STATE),
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 3000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Dagster's pages.")] = 3000,
     host: Annotated[str, typer.Option(help="Address to listen on; Dagster's pages need no login.")] = "127.0.0.1",
     as_json: ServingJsonOption = False,
 ) -> None:

@@ -67,7 +67,7 @@ def setup(
 
 def sglang_cpu(
     checkpoint: Annotated[Path, typer.Argument(help="The folder of a checkpoint.")],
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 30000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the sglang server.")] = 30000,
     environment: Annotated[Path, typer.Option("--env", envvar="SGLANG_ENV", help="sglang's own environment.")] = Path(
         "var/sglang"
     ),
