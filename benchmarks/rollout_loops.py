@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks.rollout_stub import STUB_SAMPLING, Latencies, StubEpisodes, TrainAll, stub_tasks
 from benchmarks.spread import Spread, print_table, verdict
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes.schema import RolloutSection
 from osworld_pipeline.rollout.async_collector import AsynchronousCollector
@@ -109,7 +109,7 @@ async def _run_loop(latencies: Latencies, *, seed: str, max_staleness: int | Non
         for update in range(num_updates):
             batch = await collector.collect(update)
             num_trained += len(batch.trajectories)
-            num_stale += batch.num_groups(GroupFate.STALE)
+            num_stale += batch.num_groups(GroupStatus.STALE)
             with utilisation.trainer.busy():
                 await asyncio.sleep(latencies.train_s * latencies.scale)
             episodes.version = update + 1

@@ -21,7 +21,7 @@ from osworld_pipeline.domain.episode import (
     StepSignals,
     TokenSequence,
 )
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.store import TrajectoryStore
@@ -325,7 +325,7 @@ def write_group(store: TrajectoryStore, images: Sequence[str], update: int) -> R
         stage_key=GSPO,
         update=update,
         episodes=tuple(episodes),
-        fate=GroupFate.TRAINED,
+        status=GroupStatus.TRAINED,
     )
     injections = [
         Injection(injection_id=f"{group_id}-r", group_id=group_id, row_id="9ab9cfcd7089f3a6848918f4",

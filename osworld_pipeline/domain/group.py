@@ -9,7 +9,7 @@ from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.domain.stored import Stored
 
 
-class GroupFate(StrEnum):
+class GroupStatus(StrEnum):
     """How training used a group's episodes."""
 
     TRAINED = "trained"
@@ -39,13 +39,14 @@ class RolloutGroup:
     episodes: tuple[Episode, ...]
     """All episodes run for it, including faults and resampled ones."""
     replay: ReplayRow | None = None
-    fate: Annotated[
-        GroupFate,
+    status: Annotated[
+        GroupStatus,
         Stored(
-            "trained, zero_variance, too_few_valid, stale, held, not_kept or superseded; NULL in groups older than "
-            "this column."
+            "Status: trained, zero_variance, too_few_valid, stale, held, not_kept or superseded; NULL in groups older "
+            "than this column.",
+            name="fate",
         ),
-    ] = GroupFate.TRAINED
+    ] = GroupStatus.TRAINED
     reason: Annotated[str, Stored("Why it was not trained on, in one sentence.")] = ""
 
     @property

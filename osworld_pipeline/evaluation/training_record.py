@@ -29,7 +29,7 @@ WHERE e.purpose = 'train' AND e.stage_key = ? AND e."update" >= 1
 ORDER BY e."update", e.episode_id
 """
 _GROUPS = """
-SELECT "update", group_id, task_id, coalesce(fate, 'trained') AS fate, coalesce(reason, '') AS reason,
+SELECT "update", group_id, task_id, coalesce(fate, 'trained') AS status, coalesce(reason, '') AS reason,
        "update" - 1 - oldest_policy_version AS staleness
 FROM rollout_groups WHERE stage_key = ? ORDER BY "update", group_id
 """
@@ -85,7 +85,7 @@ class TrainingGroup:
     update: int
     group_id: str
     task_id: str
-    fate: str
+    status: str
     reason: str
     staleness: int | None
     """Updates between the oldest weights that sampled it and the weights that it trained; None without samples."""

@@ -206,7 +206,7 @@ class RolloutSection(Section):
     failures or only successes is not trained, even if its shaped rewards differ) or shaped ones. In both cases
     advantages are computed from shaped rewards."""
     zero_variance: Literal["skip", "top_up"] = "skip"
-    """Handling of a group that is not trained on, because it has no signal (its `fate` is `zero_variance`) or too few
+    """Handling of a group that is not trained on, because it has no signal (its status is `zero_variance`) or too few
     valid episodes: drop it, or run another task's group in its place (dynamic sampling)."""
     max_top_ups: int = Field(default=4, ge=0)
     """Maximum number of replacement groups per update."""

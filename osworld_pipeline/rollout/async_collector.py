@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError
 from osworld_pipeline.recipes.schema import RolloutSection
@@ -185,7 +185,7 @@ class AsynchronousCollector:
             update = self._collected
             batch = await asyncio.to_thread(self._builder, [group], update=update)
         ended = _Ended(serial=serial, batch=batch, judged_for=update)
-        is_topped_up = batch.groups[0].fate is not GroupFate.TRAINED and self._num_top_ups < self._max_top_ups
+        is_topped_up = batch.groups[0].status is not GroupStatus.TRAINED and self._num_top_ups < self._max_top_ups
         if is_topped_up and not self._will_be_held(ended):
             self._num_top_ups += 1
             self._drop([ended])
@@ -241,7 +241,7 @@ class AsynchronousCollector:
             f"its oldest token is {ended.staleness(self._collected)} updates old, rollout.max_staleness is "
             f"{self._max_staleness}"
         )
-        return replace(ended, batch=without_training(ended.batch, GroupFate.STALE, reason))
+        return replace(ended, batch=without_training(ended.batch, GroupStatus.STALE, reason))
 
 
 def _merged(ended: Sequence[_Ended], update: int) -> GspoBatch:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from osworld_pipeline.domain.episode import Episode
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.rollout.replay import ReplayStats, SkippedRow
@@ -21,8 +21,8 @@ class GspoBatch:
     skipped: tuple[SkippedRow, ...] = ()
     """Replay rows that were drawn and could not be used."""
 
-    def num_groups(self, fate: GroupFate) -> int:
-        return sum(group.fate is fate for group in self.groups)
+    def num_groups(self, status: GroupStatus) -> int:
+        return sum(group.status is status for group in self.groups)
 
     @property
     def episodes(self) -> tuple[Episode, ...]:
@@ -50,12 +50,12 @@ def merge_batches(batches: Sequence[GspoBatch]) -> GspoBatch:
     )
 
 
-def without_training(batch: GspoBatch, fate: GroupFate, reason: str) -> GspoBatch:
+def without_training(batch: GspoBatch, status: GroupStatus, reason: str) -> GspoBatch:
     """The same groups, dropped: none are trained on, and no replay rows join them."""
     groups = tuple(
         replace(
             group,
-            fate=fate,
+            status=status,
             reason=reason,
             replay=None,
             episodes=tuple(replace(episode, advantage=None) for episode in group.episodes),
@@ -69,7 +69,7 @@ def as_held(batch: GspoBatch, reason: str, *, update: int, num_try: int) -> Gspo
     """The same groups as the record of a held try of `update`. Their names get the suffix `-held-<update>-<try>`,
     because the groups that run in their place reuse the original names."""
     suffix = f"-held-{update}-{num_try}"
-    dropped = without_training(batch, GroupFate.HELD, reason)
+    dropped = without_training(batch, GroupStatus.HELD, reason)
     return replace(dropped, groups=tuple(_renamed(group, f"{group.group_id}{suffix}") for group in dropped.groups))
 
 

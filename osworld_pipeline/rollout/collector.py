@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from osworld_pipeline.domain.episode import Episode, Outcome
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes.schema import RolloutSection
 from osworld_pipeline.rollout.batch import GspoBatch, merge_batches
@@ -113,7 +113,7 @@ class SynchronousCollector:
             groups = await self._run_groups(list(itertools.islice(tasks, num_next)), update, first=num_run)
             batches.append(await asyncio.to_thread(self._builder, groups, update=update))
             num_run += num_next
-            num_trained = sum(batch.num_groups(GroupFate.TRAINED) for batch in batches)
+            num_trained = sum(batch.num_groups(GroupStatus.TRAINED) for batch in batches)
             num_top_ups_left = self._groups_per_update + self._max_top_ups - num_run
             num_next = min(self._groups_per_update - num_trained, num_top_ups_left)
             if merge_batches(batches).fault_share > self._max_fault_share:

@@ -161,7 +161,7 @@ def check(folder: Path, result: dict[str, Any], fleet: Fleet, late: list[str], *
     store, updates = TrajectoryStore(state), result["updates"]
     episodes = [one for part in store.read_parts(store.existing_parts()).values() for one in part]
     rebuild_catalog(state)
-    fates = dict(run_query(state, "SELECT fate, sum(len(episode_ids))::INT FROM rollout_groups GROUP BY 1").rows)
+    statuses = dict(run_query(state, "SELECT fate, sum(len(episode_ids))::INT FROM rollout_groups GROUP BY 1").rows)
     kept = samples(folder, since)
     busy = sum(busy_share(one) for one in kept) / len(kept)
     joined = [wait for url in late for wait in joins(kept, url)]
@@ -169,12 +169,12 @@ def check(folder: Path, result: dict[str, Any], fleet: Fleet, late: list[str], *
     print(
         f"\n{SECONDS:.0f} s, {dict(fleet.blows)}: {len(trained)} of {len(updates)} updates trained, largest difference "
         f"of trainer and sampler {max(one['trainer_sampler_logprob_diff'] for one in trained):.2g}; {len(episodes)} "
-        f"episodes, {fates}, {dict(Counter(str(one.outcome) for one in episodes))}, "
+        f"episodes, {statuses}, {dict(Counter(str(one.outcome) for one in episodes))}, "
         f"{sum(bool(one.earlier_faults) for one in episodes)} begun again; desktops in use {busy:.1%}; joined servers "
         f"in use after {[round(wait, 1) for wait in joined]} s"
     )
-    assert len({one.episode_id for one in episodes}) == len(episodes) == sum(fates.values()) > 0, "counted twice"
-    assert len(episodes) - fates.get("held", 0) == sum(one["num_episodes"] for one in updates)
+    assert len({one.episode_id for one in episodes}) == len(episodes) == sum(statuses.values()) > 0, "counted twice"
+    assert len(episodes) - statuses.get("held", 0) == sum(one["num_episodes"] for one in updates)
     for what, sql in NOTHING.items():
         assert run_query(state, sql).rows == [], what
     members: dict[str, set[str]] = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import Episode
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.replay import ReplayRow, TrainedRow, base_task_id
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError
@@ -217,7 +217,7 @@ def remembering(
 def judge_group(group: RolloutGroup, threshold: float) -> RolloutGroup:
     if kept_episodes([group], threshold):
         return group
-    return replace(group, fate=GroupFate.NOT_KEPT, reason=f"no episode reached a raw task reward of {threshold:g}")
+    return replace(group, status=GroupStatus.NOT_KEPT, reason=f"no episode reached a raw task reward of {threshold:g}")
 
 
 def _kept_examples(job: FlywheelJob, episodes: Sequence[Episode], processor: Any) -> LazyExamples:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.episode import Episode
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.replay import Injection, ReplayRow
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.recipes.schema import AgentSection, ReplaySection
@@ -79,14 +79,14 @@ def build_batch(
     for group in groups:
         one = served.groups.get(group.group_id)
         if len(group.valid_episodes) < min_valid:
-            built.append(replace(group, fate=GroupFate.TOO_FEW_VALID, reason=_too_few(group, min_valid)))
+            built.append(replace(group, status=GroupStatus.TOO_FEW_VALID, reason=_too_few(group, min_valid)))
             continue
         joined = replace(group, replay=one.row if one else None)
         advantages = group_advantages(joined, estimator)
         reason = no_signal_reason(joined, advantages, signal)
         if reason:
             flat = _with_advantages(group, [0.0] * len(group.valid_episodes))
-            built.append(replace(flat, fate=GroupFate.ZERO_VARIANCE, reason=reason))
+            built.append(replace(flat, status=GroupStatus.ZERO_VARIANCE, reason=reason))
             if denominator == "batch":
                 for episode in group.valid_episodes:
                     trajectories += _counted(episode, read_blob)

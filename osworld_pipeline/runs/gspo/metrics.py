@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Sequence
 
 from osworld_pipeline.domain.episode import Episode
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.rollout.batch import GspoBatch
 from osworld_pipeline.tables.replay.rows import ReplayCoverage
 
@@ -33,10 +33,10 @@ def fate_metrics(batch: GspoBatch, *, update: int) -> dict[str, float]:
     ages = [
         update - group.oldest_policy_version
         for group in batch.groups
-        if group.fate is GroupFate.TRAINED and group.oldest_policy_version is not None
+        if group.status is GroupStatus.TRAINED and group.oldest_policy_version is not None
     ]
     return {
-        **{f"num_{fate}_groups": float(batch.num_groups(fate)) for fate in GroupFate},
+        **{f"num_{status}_groups": float(batch.num_groups(status)) for status in GroupStatus},
         "group_staleness_mean": sum(ages) / max(1, len(ages)),
         "group_staleness_max": float(max(ages, default=0)),
     }

@@ -7,7 +7,7 @@ from dataclasses import replace
 from osworld_pipeline.columns import Row
 from osworld_pipeline.domain.digest import digest_json
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose
-from osworld_pipeline.domain.group import GroupFate
+from osworld_pipeline.domain.group import GroupStatus
 from osworld_pipeline.store import TrajectoryStore
 
 MARK = "superseded"
@@ -62,6 +62,6 @@ def _marked_group(row: Row, suffix: str, reason: str) -> Row:
     return row | {
         "group_id": f"{row['group_id']}-{suffix}",
         "episode_ids": [f"{name}-{suffix}" for name in row["episode_ids"]],
-        "fate": str(GroupFate.SUPERSEDED),
+        "fate": str(GroupStatus.SUPERSEDED),
         "reason": reason,
     }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from osworld_pipeline.domain.episode import Outcome
-from osworld_pipeline.domain.group import GroupFate
+from osworld_pipeline.domain.group import GroupStatus
 from osworld_pipeline.evaluation.intervals import percentiles, rate_over_tasks
 from osworld_pipeline.evaluation.scores import score_checkpoints
 from osworld_pipeline.evaluation.training_record import TrainingEpisode, TrainingRecord
@@ -43,13 +43,13 @@ OUTCOME_COLOURS = {
     Outcome.GRADER_FAULT: 4,
     Outcome.TOUCHED: 8,
 }
-FATE_COLOURS = {
-    GroupFate.TRAINED: 2,
-    GroupFate.ZERO_VARIANCE: 6,
-    GroupFate.TOO_FEW_VALID: 5,
-    GroupFate.STALE: 1,
-    GroupFate.HELD: 4,
-    GroupFate.NOT_KEPT: 3,
+STATUS_COLOURS = {
+    GroupStatus.TRAINED: 2,
+    GroupStatus.ZERO_VARIANCE: 6,
+    GroupStatus.TOO_FEW_VALID: 5,
+    GroupStatus.STALE: 1,
+    GroupStatus.HELD: 4,
+    GroupStatus.NOT_KEPT: 3,
 }
 MIDDLE = 0.8
 """Share of the episodes within a band of lengths."""
@@ -225,12 +225,12 @@ class _Rollouts:
 
     def fates(self) -> Chart | None:
         by_bin = self._bins.gather(
-            (group.update, group.fate) for group in self._record.groups if group.update <= self._bins.last
+            (group.update, group.status) for group in self._record.groups if group.update <= self._bins.last
         )
         counts = {index: Counter(found) for index, found in by_bin.items()}
         series = [
-            Series(name=words(fate), colour=colour, points=self._columns(counts, str(fate)))
-            for fate, colour in FATE_COLOURS.items()
+            Series(name=words(status), colour=colour, points=self._columns(counts, str(status)))
+            for status, colour in STATUS_COLOURS.items()
         ]
         return stacked_chart(
             "Groups, trained and dropped", series, x_label=UPDATE, y_label="groups", note=self._bins.note

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from osworld_pipeline.domain.episode import Outcome
-from osworld_pipeline.domain.group import GroupFate
+from osworld_pipeline.domain.group import GroupStatus
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.changes import Change
 from osworld_pipeline.evaluation.effect import RULE
@@ -162,14 +162,14 @@ def _rolled_out(episodes: Sequence[TrainingEpisode]) -> str:
 
 
 def _dropped(groups: Sequence[TrainingGroup]) -> list[tuple[str, int, TrainingGroup]]:
-    """(fate, number, the first with a reason)."""
-    by_fate: dict[str, list[TrainingGroup]] = {}
+    """(status, number, the first with a reason)."""
+    by_status: dict[str, list[TrainingGroup]] = {}
     for group in groups:
-        if group.fate != GroupFate.TRAINED:
-            by_fate.setdefault(group.fate, []).append(group)
+        if group.status != GroupStatus.TRAINED:
+            by_status.setdefault(group.status, []).append(group)
     return [
-        (fate, len(found), next((group for group in found if group.reason), found[0]))
-        for fate, found in sorted(by_fate.items())
+        (status, len(found), next((group for group in found if group.reason), found[0]))
+        for status, found in sorted(by_status.items())
     ]
 
 

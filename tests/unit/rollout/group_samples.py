@@ -12,7 +12,7 @@ from osworld_pipeline.domain.episode import (
     SamplingParams,
     TokenSequence,
 )
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.rollout.batch import GspoBatch
@@ -77,10 +77,12 @@ def build_batch_by_rewards(groups: Sequence[RolloutGroup]) -> GspoBatch:
     built, trajectories = [], []
     for group in groups:
         rewards = {one.reward.shaped for one in group.valid_episodes if one.reward is not None}
-        fate = GroupFate.TRAINED if len(rewards) > 1 else GroupFate.ZERO_VARIANCE
-        fate = fate if len(group.valid_episodes) > 1 else GroupFate.TOO_FEW_VALID
-        built.append(RolloutGroup(**{**vars(group), "fate": fate, "reason": "" if fate is GroupFate.TRAINED else "so"}))
-        if fate is GroupFate.TRAINED:
+        status = GroupStatus.TRAINED if len(rewards) > 1 else GroupStatus.ZERO_VARIANCE
+        status = status if len(group.valid_episodes) > 1 else GroupStatus.TOO_FEW_VALID
+        built.append(
+            RolloutGroup(**{**vars(group), "status": status, "reason": "" if status is GroupStatus.TRAINED else "so"})
+        )
+        if status is GroupStatus.TRAINED:
             trajectories += [
                 Trajectory(
                     trajectory_id=one.episode_id,

@@ -1,5 +1,5 @@
 """The asynchronous collector: no token older than the bound is trained on, whatever the latencies; every group has one
-fate and one name; what was not trained is rolled out again after a kill."""
+status and one name; what was not trained is rolled out again after a kill."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from osworld_pipeline.domain.episode import Outcome
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError, StoreError
@@ -123,20 +123,20 @@ def test_no_token_older_than_the_bound_is_trained_on_whatever_the_latencies(
     handover_s = (lambda: rng.choice([0.0, 0.001, 0.008])) if is_overlapped else None
     batches = asyncio.run(train(world, collector, range(6), lambda: rng.choice([0.0, 0.002]), handover_s))
     for update, batch in enumerate(batches):
-        assert batch.num_groups(GroupFate.TRAINED) == 2, "every update has its groups, stale ones replaced"
+        assert batch.num_groups(GroupStatus.TRAINED) == 2, "every update has its groups, stale ones replaced"
         for trajectory in batch.trajectories:
             sampled = [version for version in trajectory.policy_versions or () if version >= 0]
             assert update - max_staleness <= min(sampled) <= max(sampled) <= update
         for group in batch.groups:
             assert group.update == update
             assert all(episode.update == update for episode in group.episodes)
-            if group.fate is GroupFate.STALE:
+            if group.status is GroupStatus.STALE:
                 assert "updates old, rollout.max_staleness is" in group.reason
     recorded = Counter(group.group_id for batch in batches for group in batch.groups)
-    assert recorded == Counter(world.begun), "every group that was begun has one fate, and no second one"
+    assert recorded == Counter(world.begun), "every group that was begun has one status, and no second one"
     for group_id, version in world.begun_at.items():
         older = sum(other <= version for other in world.begun_at.values())
-        num_stale = sum(batch.num_groups(GroupFate.STALE) for batch in batches)
+        num_stale = sum(batch.num_groups(GroupStatus.STALE) for batch in batches)
         assert older <= (version + max_staleness + 1) * 2 + num_stale, group_id
 
 
@@ -186,10 +186,10 @@ async def test_a_group_that_others_overtook_for_too_long_is_dropped_as_stale_and
             world.version = update + 1
             if update < 5:
                 await collector.advance(update + 1)
-    stale = [group for batch in batches for group in batch.groups if group.fate is GroupFate.STALE]
+    stale = [group for batch in batches for group in batch.groups if group.status is GroupStatus.STALE]
     assert [(group.group_id, group.update, group.replay) for group in stale] == [("s-g000000", 4, None)]
     assert stale[0].reason == "its oldest token is 4 updates old, rollout.max_staleness is 1"
-    assert [batch.num_groups(GroupFate.TRAINED) for batch in batches] == [2] * 6
+    assert [batch.num_groups(GroupStatus.TRAINED) for batch in batches] == [2] * 6
 
 
 async def test_groups_that_teach_nothing_count_where_they_are_skipped_and_are_replaced_where_they_are_topped_up() -> (
@@ -204,8 +204,8 @@ async def test_groups_that_teach_nothing_count_where_they_are_skipped_and_are_re
     collector = collector_of(topping.run_group, num_updates=3, zero_variance="top_up")
     batches = await train(topping, collector, range(3))
     assert len(topping.begun) == 9
-    assert [batch.num_groups(GroupFate.TRAINED) for batch in batches] == [2, 2, 2]
-    assert sum(batch.num_groups(GroupFate.ZERO_VARIANCE) for batch in batches) == 3
+    assert [batch.num_groups(GroupStatus.TRAINED) for batch in batches] == [2, 2, 2]
+    assert sum(batch.num_groups(GroupStatus.ZERO_VARIANCE) for batch in batches) == 3
 
 
 async def test_top_ups_of_an_update_have_a_limit() -> None:
@@ -231,7 +231,7 @@ async def test_a_killed_run_begins_again_what_it_had_not_trained_under_the_same_
     assert begun - trained <= set(again.begun), "none is forgotten"
     assert not trained & set(again.begun), "none is rolled out twice"
     assert sorted(trained | set(again.begun)) == [f"s-g{n:06d}" for n in range(12)]
-    assert [batch.num_groups(GroupFate.TRAINED) for batch in batches] == [2] * 5
+    assert [batch.num_groups(GroupStatus.TRAINED) for batch in batches] == [2] * 5
 
 
 async def test_an_error_ends_the_collection_and_nothing_is_left_running() -> None:
@@ -268,7 +268,7 @@ async def test_faults_of_a_whole_group_are_on_record_and_no_reward() -> None:
 
     async with collector_of(run, num_updates=1) as collector:
         batch = await collector.collect(0)
-    assert [str(group.fate) for group in batch.groups] == ["too_few_valid", "trained"]
+    assert [str(group.status) for group in batch.groups] == ["too_few_valid", "trained"]
     assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["s-g000001-s0", "s-g000001-s1"]
 
 
@@ -379,7 +379,7 @@ async def test_dropped_groups_of_a_held_update_are_counted_once() -> None:
     collector = collector_of(run, num_updates=1, max_staleness=0, zero_variance="top_up", max_fault_share=0.3)
     async with collector:
         batch = await collector.collect(0)
-        assert {group.group_id: str(group.fate) for group in batch.groups} == {
+        assert {group.group_id: str(group.status) for group in batch.groups} == {
             "s-g000000": "too_few_valid",
             "s-g000001": "zero_variance",
             "s-g000002": "trained",
@@ -389,7 +389,7 @@ async def test_dropped_groups_of_a_held_update_are_counted_once() -> None:
         is_down = False
         assert (await collector.resume(0)).groups == ()
         again = await collector.collect(0)
-    assert {group.group_id: str(group.fate) for group in again.groups} == {
+    assert {group.group_id: str(group.status) for group in again.groups} == {
         "s-g000000": "trained",
         "s-g000001": "zero_variance",
         "s-g000002": "trained",
@@ -441,7 +441,7 @@ def test_whatever_faults_and_holds_each_group_is_trained_or_dropped_once(
     assert set(final.values()) == {1}
     assert final + again == Counter(world.begun), "every start of a group is recorded once"
     for update, batch in enumerate(trained):
-        assert sum(group.fate is not GroupFate.STALE for group in batch.groups) >= 2
+        assert sum(group.status is not GroupStatus.STALE for group in batch.groups) >= 2
         for trajectory in batch.trajectories:
             assert min(v for v in trajectory.policy_versions or () if v >= 0) >= update - max_staleness
 

@@ -1,4 +1,4 @@
-"""The synchronous collector: every fate on record, other tasks in the place of those that teach nothing, and the same
+"""The synchronous collector: every status on record, other tasks in the place of those that teach nothing, and the same
 groups in a rerun."""
 
 import asyncio
@@ -8,7 +8,7 @@ import pytest
 from group_samples import BuilderByRewards, make_ended, make_group, make_tasks
 
 from osworld_pipeline.domain.episode import Episode, Outcome
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.errors import EngineError, EnvServerError, StoreError
 from osworld_pipeline.recipes.schema import RolloutSection
@@ -60,8 +60,8 @@ def order_of(update: int, count: int) -> list[str]:
     return [next(tasks).task_id for _ in range(count)]
 
 
-def fates(batch: GspoBatch) -> list[str]:
-    return [str(group.fate) for group in batch.groups]
+def statuses(batch: GspoBatch) -> list[str]:
+    return [str(group.status) for group in batch.groups]
 
 
 async def test_groups_of_an_update_are_named_and_chosen_by_the_plan_alone() -> None:
@@ -81,10 +81,10 @@ async def test_a_group_that_teaches_nothing_is_skipped_and_stays_on_record() -> 
     first, second = order_of(0, 2)
     ran: list[tuple[str, str]] = []
     batch = await collector_of(groups_that({first: equal, second: faulty}, ran)).collect(0)
-    assert fates(batch) == ["zero_variance", "too_few_valid"]
+    assert statuses(batch) == ["zero_variance", "too_few_valid"]
     assert [group.reason for group in batch.groups] == ["so", "so"]
     assert (len(ran), batch.trajectories) == (2, ())
-    assert batch.num_groups(GroupFate.ZERO_VARIANCE) == 1
+    assert batch.num_groups(GroupStatus.ZERO_VARIANCE) == 1
 
 
 async def test_another_tasks_group_takes_the_place_of_one_that_teaches_nothing() -> None:
@@ -93,7 +93,7 @@ async def test_another_tasks_group_takes_the_place_of_one_that_teaches_nothing()
     batch = await collector_of(groups_that({first: equal, third: faulty}, ran), zero_variance="top_up").collect(0)
     assert [task for _, task in ran] == order_of(0, 4), "no task comes twice while there are others"
     assert [group_id for group_id, _ in ran] == [f"s-u0000-g{index:02d}" for index in range(4)]
-    assert fates(batch) == ["zero_variance", "trained", "too_few_valid", "trained"]
+    assert statuses(batch) == ["zero_variance", "trained", "too_few_valid", "trained"]
     assert len(batch.trajectories) == 4
 
 
@@ -101,7 +101,7 @@ async def test_top_ups_end_at_their_limit() -> None:
     ran: list[tuple[str, str]] = []
     ends = {task.task_id: equal for task in TASKS}
     batch = await collector_of(groups_that(ends, ran), zero_variance="top_up", max_top_ups=3).collect(1)
-    assert fates(batch) == ["zero_variance"] * 5
+    assert statuses(batch) == ["zero_variance"] * 5
     assert batch.trajectories == ()
 
 
@@ -141,7 +141,7 @@ async def test_an_update_that_will_be_held_is_not_topped_up_and_runs_the_same_gr
         groups_per_update=2,
     )
     first = await collector.collect(0)
-    assert fates(first) == ["too_few_valid"] * 2
+    assert statuses(first) == ["too_few_valid"] * 2
     assert await collector.hold(first, update=0) is first
     assert (await collector.resume(0)).groups == ()
     ends.clear()

@@ -13,7 +13,7 @@ from osworld_pipeline.agent.observation_text import assistant_message, system_me
 from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import StoreError
 from osworld_pipeline.recipes import load_recipe
@@ -126,7 +126,7 @@ def test_group_of_equal_successes_trains_nothing_and_is_counted(batch_of: Callab
     successes = [episode(name, task_reward=1, shaped=1.0, outcome=Outcome.SUCCESS) for name in "ab"]
     batch = batch_of(*successes)
     assert batch.trajectories == ()
-    assert batch.num_groups(GroupFate.ZERO_VARIANCE) == 1
+    assert batch.num_groups(GroupStatus.ZERO_VARIANCE) == 1
     assert len(batch.groups) == 1, "the group is recorded all the same"
 
 
@@ -145,7 +145,7 @@ def test_the_recipe_says_which_members_without_advantage_the_loss_counts(
     for episodes, counted in ((mixed, of_mixed), (equal, of_equal)):
         batch = batch_of(*episodes, denominator=denominator)
         assert [trajectory.trajectory_id for trajectory in batch.trajectories] == list(counted)
-    assert batch.num_groups(GroupFate.ZERO_VARIANCE) == 1
+    assert batch.num_groups(GroupStatus.ZERO_VARIANCE) == 1
 
 
 def test_a_replay_row_is_scored_at_the_temperature_of_the_phase(batch_of: Callable[..., GspoBatch]) -> None:
@@ -162,7 +162,7 @@ def test_a_group_with_too_few_valid_episodes_is_dropped_with_the_reason_and_gets
         batch = batch_of(fault, *others)
         assert (batch.trajectories, batch.injections) == ((), ())
         (group,) = batch.groups
-        assert (group.fate, group.replay) == (GroupFate.TOO_FEW_VALID, None)
+        assert (group.status, group.replay) == (GroupStatus.TOO_FEW_VALID, None)
         assert "episodes are valid, 2 are needed; the last fault was env_fault: the desktop died" in group.reason
 
 
@@ -215,7 +215,7 @@ def test_the_grader_decides_whether_a_group_without_replay_is_trained_on_unless_
     by_grader = batch_of(*episodes)
     assert (by_grader.trajectories, by_grader.injections) == ((), ())
     (group,) = by_grader.groups
-    assert group.fate is GroupFate.ZERO_VARIANCE
+    assert group.status is GroupStatus.ZERO_VARIANCE
     assert 'rollout.signal = "task"' in group.reason
     by_shape = batch_of(*episodes, signal="shaped")
     assert [trajectory.trajectory_id for trajectory in by_shape.trajectories] == ["a", "b"]
@@ -224,7 +224,7 @@ def test_the_grader_decides_whether_a_group_without_replay_is_trained_on_unless_
 def test_replay_joins_a_group_of_equal_partial_credit_under_the_threshold(batch_of: Callable[..., GspoBatch]) -> None:
     batch = batch_of(*PARTLY, threshold=0.8)
     assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["a", "b", "g/replay:row-of-the-buffer"]
-    assert batch.groups[0].fate is GroupFate.TRAINED
+    assert batch.groups[0].status is GroupStatus.TRAINED
 
 
 def test_differing_partial_credit_is_trained_on_over_shaped_rewards(batch_of: Callable[..., GspoBatch]) -> None:
@@ -274,5 +274,5 @@ def test_injections_of_an_update_are_limited_over_all_the_groups_that_are_judged
         again = builder(batches[0].groups, update=0)
     assert [len(batch.injections) for batch in batches] == [1, 0, 1]
     assert len(again.injections) == 1, "those of an update that was held are free again"
-    fates = [batch.groups[0].fate for batch in batches]
-    assert fates == [GroupFate.TRAINED, GroupFate.ZERO_VARIANCE, GroupFate.TRAINED]
+    statuses = [batch.groups[0].status for batch in batches]
+    assert statuses == [GroupStatus.TRAINED, GroupStatus.ZERO_VARIANCE, GroupStatus.TRAINED]

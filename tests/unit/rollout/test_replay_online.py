@@ -12,7 +12,7 @@ from osworld_pipeline.agent.renderer import Renderer
 from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.digest import digest_bytes
 from osworld_pipeline.domain.episode import EpisodePurpose, Outcome
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.replay import ReplayRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.trajectory import Trajectory
@@ -91,7 +91,7 @@ def test_an_episode_of_a_held_update_is_no_row_for_it_ran_again(state: StateDir)
     won, held = (replace(rollout(name, 1.0), group_id=f"{name}-group") for name in ("won", "held"))
     groups = [group_of(one, group_id=f"{one.episode_id}-group") for one in (won, held)]
     store.write_episodes("stage-u0000", [won, held])
-    store.write_groups("stage-u0000", [groups[0], replace(groups[1], fate=GroupFate.HELD)], [])
+    store.write_groups("stage-u0000", [groups[0], replace(groups[1], status=GroupStatus.HELD)], [])
     assert possible_rows(state, update=1) == {"won"}
 
 

@@ -10,7 +10,7 @@ from group_samples import make_ended, make_group, make_tasks
 
 from osworld_pipeline.domain.checkpoint import Ancestor
 from osworld_pipeline.domain.episode import Outcome
-from osworld_pipeline.domain.group import GroupFate
+from osworld_pipeline.domain.group import GroupStatus
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
 from osworld_pipeline.recipes.schema import RolloutSection
@@ -138,9 +138,12 @@ def test_recent_success_counts_the_last_groups_of_the_stage_and_of_those_before_
 def test_a_group_that_was_held_tells_nothing_of_its_task(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     groups = []
-    for name, fate, outcome in (("g0", GroupFate.TRAINED, Outcome.FAILURE), ("g1", GroupFate.HELD, Outcome.SUCCESS)):
+    for name, status, outcome in (
+        ("g0", GroupStatus.TRAINED, Outcome.FAILURE),
+        ("g1", GroupStatus.HELD, Outcome.SUCCESS),
+    ):
         group = make_group(name, TASKS[0], 0, [make_ended(f"{name}-s0", outcome=outcome)])
-        groups.append(replace(group, stage_key="mine", fate=fate))
+        groups.append(replace(group, stage_key="mine", status=status))
     TrajectoryStore(state).write_groups("mine-u0000", groups, [])
     found = recent_success(state, stage_key="mine", lineage=[], update=1, num_groups=8)
     assert found == {"t0": recent(0, 1)}

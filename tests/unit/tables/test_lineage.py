@@ -12,7 +12,7 @@ from episode_samples import make_episode, make_step
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.replay import Injection, ReplayVerification, TrainedRow
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.errors import TableError
@@ -46,7 +46,7 @@ def evaluation(checkpoint_id: str) -> Episode:
     )  # fmt: skip
 
 
-def group(name: str, update: int, *, fate: GroupFate = GroupFate.TRAINED) -> RolloutGroup:
+def group(name: str, update: int, *, status: GroupStatus = GroupStatus.TRAINED) -> RolloutGroup:
     def sibling(sample: int, outcome: Outcome) -> Episode:
         return make_episode(
             f"{name}-s{sample}", task_id="t", purpose=EpisodePurpose.TRAIN, stage_key="gspo-1", update=update,
@@ -55,7 +55,7 @@ def group(name: str, update: int, *, fate: GroupFate = GroupFate.TRAINED) -> Rol
         )  # fmt: skip
 
     episodes = (sibling(0, Outcome.SUCCESS), sibling(1, Outcome.FAILURE), sibling(2, Outcome.ENV_FAULT))
-    return RolloutGroup(group_id=name, task_id="t", stage_key="gspo-1", update=update, episodes=episodes, fate=fate)
+    return RolloutGroup(group_id=name, task_id="t", stage_key="gspo-1", update=update, episodes=episodes, status=status)
 
 
 def demonstration(row_id: str, line: int) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
     task = {"task_id": "t", "domain": "os", "instruction": "Do it.", "task_config": "{}"}
     write_table(state, "union_tasks", [task])
     store = TrajectoryStore(state)
-    groups = [group("g0", 0), group("g1", 1), group("g2", 1, fate=GroupFate.ZERO_VARIANCE)]
+    groups = [group("g0", 0), group("g1", 1), group("g2", 1, status=GroupStatus.ZERO_VARIANCE)]
     joined = Injection(
         injection_id="i0", group_id="g1", row_id=D2, task_id="t", source_dataset="sft_clean", reward=1.0,
         advantage=1.0, weight=1.0, kind="demonstration",

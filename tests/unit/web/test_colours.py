@@ -6,7 +6,7 @@ import re
 import pytest
 
 from osworld_pipeline.web.charts.plots import NUM_COLOURS
-from osworld_pipeline.web.charts.training import FATE_COLOURS, OUTCOME_COLOURS
+from osworld_pipeline.web.charts.training import STATUS_COLOURS, OUTCOME_COLOURS
 from osworld_pipeline.web.pages import STATIC
 
 AA, DRAWN = 4.5, 3.0
@@ -75,7 +75,7 @@ def test_lines_and_columns_stand_out(scheme: str) -> None:
 
 def test_outcomes_and_fates_have_colours_of_their_own() -> None:
     assert len(set(OUTCOME_COLOURS.values())) == len(OUTCOME_COLOURS)
-    assert len(set(FATE_COLOURS.values())) == len(FATE_COLOURS)
+    assert len(set(STATUS_COLOURS.values())) == len(STATUS_COLOURS)
 
 
 def test_both_schemes_name_the_same_colours_and_no_other_is_used() -> None:

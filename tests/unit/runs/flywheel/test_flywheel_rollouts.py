@@ -8,7 +8,7 @@ import pytest
 from episode_samples import make_episode
 
 from osworld_pipeline.domain.episode import Episode, EpisodePurpose, Outcome, Reward, SamplingParams
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.domain.task import Task
 from osworld_pipeline.recipes.schema import FlywheelSection
@@ -112,7 +112,7 @@ def test_raw_task_reward_alone_decides_what_is_kept() -> None:
 @pytest.mark.parametrize("rewards", [[None, None], [Reward(task=0.0)]])
 def test_a_group_without_a_success_says_that_nothing_of_it_was_kept(rewards: list[Any]) -> None:
     judged = judge_group(group(*rewards), 0.5)
-    assert judged.fate is GroupFate.NOT_KEPT
+    assert judged.status is GroupStatus.NOT_KEPT
     assert judged.reason == "no episode reached a raw task reward of 0.5"
 
 

@@ -228,9 +228,11 @@ def test_figures_of_an_update_name_every_fate_and_every_busy_share(tmp_path: Pat
     ran = run_phase(job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=2)), processor)
     assert sorted(ran.metrics) == [1, 2, 3, 4]
     for figures in ran.metrics.values():
-        fates = [figures[f"num_{fate}_groups"] for fate in ("trained", "zero_variance", "too_few_valid", "stale")]
-        assert sum(fates) >= TASKS_PER_UPDATE
-        assert figures["num_episodes"] == sum(fates) * 4
+        statuses = [
+            figures[f"num_{status}_groups"] for status in ("trained", "zero_variance", "too_few_valid", "stale")
+        ]
+        assert sum(statuses) >= TASKS_PER_UPDATE
+        assert figures["num_episodes"] == sum(statuses) * 4
         assert 0 <= figures["group_staleness_max"] <= 2
         assert 0 < figures["environments_busy_overall"] <= 1
         assert 0 <= figures["trainer_busy"] <= 1
@@ -263,7 +265,7 @@ def test_groups_that_failed_or_succeeded_as_a_whole_are_topped_up_though_their_s
     recipe = recipe_of(mode=mode, zero_variance="top_up")
     # Pairs: every second group fails or succeeds as a whole.
     job = job_of(tmp_path, recipe.model_copy(update={"gspo": recipe.gspo.model_copy(update={"group_size": 2})}))
-    fates: Counter[str] = Counter()
+    statuses: Counter[str] = Counter()
     for update, trajectories in run_phase(job, processor).trainer.seen:
         part = recorded(job)[f"{STAGE}-u{update:04d}"]
         groups = {one.group_id: [other for other in part if other.group_id == one.group_id] for one in part}
@@ -271,6 +273,6 @@ def test_groups_that_failed_or_succeeded_as_a_whole_are_topped_up_though_their_s
         assert {one.trajectory_id for one in trajectories if not one.is_canary} == {
             one.episode_id for name in mixed for one in groups[name]
         }
-        fates.update(["mixed"] * len(mixed), flat=len(groups) - len(mixed))
-    assert fates["mixed"] >= 1
-    assert fates["flat"] >= 1 or mode == "asynchronous", "synchronous, it is the same every time"
+        statuses.update(["mixed"] * len(mixed), flat=len(groups) - len(mixed))
+    assert statuses["mixed"] >= 1
+    assert statuses["flat"] >= 1 or mode == "asynchronous", "synchronous, it is the same every time"

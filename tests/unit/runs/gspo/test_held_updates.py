@@ -43,7 +43,7 @@ def groups_of(job: GspoJob) -> dict[str, tuple[str, str]]:
     with fresh_views(job.state) as views:
         rows = views.execute("SELECT group_id, fate, reason FROM rollout_groups").fetchall()
     assert len({row[0] for row in rows}) == len(rows)
-    return {name: (fate, reason) for name, fate, reason in rows}
+    return {name: (status, reason) for name, status, reason in rows}
 
 
 def unheld(found: Mapping[str, Sequence[Episode]]) -> dict[str, list[Episode]]:
@@ -96,7 +96,7 @@ def test_an_outage_that_goes_on_ends_training_with_the_commonest_fault_and_leave
     assert ran.error.startswith("update 2 was held 2 times in a row (rollout.max_held_updates): ")
     assert "the most frequent was grader_fault (" in ran.error
     assert [update for update, _ in ran.trainer.seen] == [0]
-    tries = {name.partition("-held-")[2] for name, (fate, _) in groups_of(job).items() if fate == "held"}
+    tries = {name.partition("-held-")[2] for name, (status, _) in groups_of(job).items() if status == "held"}
     assert tries == {"1-1", "1-2"}
     assert ran.metrics[2]["is_held"] == 1
     assert ran.metrics[2]["fault_share"] > 0.5

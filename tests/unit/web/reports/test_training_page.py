@@ -12,7 +12,7 @@ from page_reader import read_page
 
 from osworld_pipeline.domain.checkpoint import Checkpoint, Stage
 from osworld_pipeline.domain.episode import EpisodePurpose, Outcome, Reward
-from osworld_pipeline.domain.group import GroupFate, RolloutGroup
+from osworld_pipeline.domain.group import GroupStatus, RolloutGroup
 from osworld_pipeline.domain.replay import Injection
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.scores import read_evals
@@ -65,11 +65,11 @@ def play(state: StateDir, *, error: str = "gone") -> None:
             )
             for sample, letter in enumerate(letters)
         ]  # fmt: skip
-        fate = GroupFate.TRAINED if letters == "sf" else GroupFate.ZERO_VARIANCE
+        status = GroupStatus.TRAINED if letters == "sf" else GroupStatus.ZERO_VARIANCE
         groups.append(
             RolloutGroup(
                 group_id=f"g{update}", task_id=f"t-{update % 2}", stage_key=KEY, update=update, episodes=tuple(mine),
-                fate=fate, reason="" if fate is GroupFate.TRAINED else f"all alike {error}",
+                status=status, reason="" if status is GroupStatus.TRAINED else f"all alike {error}",
             )
         )  # fmt: skip
         episodes += mine
@@ -104,7 +104,7 @@ def rows(record: TrainingRecord, title: str) -> tuple[tuple[str, ...], ...]:
 
 def test_a_record_holds_what_the_stage_rolled_out(record: TrainingRecord) -> None:
     assert [episode.update for episode in record.episodes] == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert [group.fate for group in record.groups] == ["trained", *["zero_variance"] * 3]
+    assert [group.status for group in record.groups] == ["trained", *["zero_variance"] * 3]
     assert [(one.update, one.source_dataset) for one in record.injections] == [(4, "recorded")]
     assert (record.episodes[0].response_tokens, record.episodes[0].unparsed) == (40, 0)
     assert record.ancestors == ("sft-1",)
