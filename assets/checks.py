@@ -83,7 +83,8 @@ CHECKS = [
         "few_records_are_rejected",
         "replay_buffer",
         invariants.SOURCES_OF_REJECTS,
-        holds=f"No source loses more than {invariants.MAX_REJECT_SHARE:.0%} of its records.",
+        holds=f"No source of at least {invariants.MIN_RECORDS} records loses more than "
+        f"{invariants.MAX_REJECT_SHARE:.0%} of them.",
         otherwise="look at the table rejects: SELECT kind, reason, count(*) FROM rejects GROUP BY ALL",
         warns=True,
     ),

@@ -130,8 +130,9 @@ def evaluation_result(
 
 @dg.asset(key_prefix=PREFIX, group_name=GROUP, kinds={"duckdb"}, pool="catalog", deps=[evaluations])
 def leaderboard(state: StateResource, recipe: RecipeResource) -> dg.MaterializeResult:
-    """Checkpoints by success, one table for each kind of evaluation: intervals, both denominators, changes against the
-    parent and the best, and the cost of a success."""
+    """Checkpoints by success, one table for each kind of evaluation: success over the valid episodes, with its
+    interval, and over all episodes that were run (strict); changes against the parent and the best; and the cost of a
+    success."""
     folder, settings = state.dir(), recipe.load()
     board = read_leaderboard(folder, confidence=settings.evaluation.confidence)
     return dg.MaterializeResult(

@@ -103,7 +103,8 @@ def documentation(root: Path = ROOT) -> dict[str, Page]:
 
 
 def broken_links(pages: dict[str, Page], root: Path = ROOT) -> list[str]:
-    """One sentence for each broken link, picture without alternative text and page without a link to it."""
+    """One sentence for each broken link, each picture without alternative text, and each page below docs/ that cannot
+    be reached from START."""
     found: list[str] = []
     leads_to: dict[str, set[str]] = {name: set() for name in pages}
     for name, page in pages.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_READ = ("tests", "docs/check_words.py", "LICENSE", "*.txt")
-"""Tests, this file, which contains the turns, the licence, and lists of packages."""
+"""Tests, the licence, lists of packages, and this file, which contains the turns."""
 
 
 @dataclass(frozen=True)

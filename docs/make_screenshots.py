@@ -214,7 +214,7 @@ def _episode(state: Path) -> str:
     found = json.loads(_pipeline("query", CLICKED, "--format", "json", "--state", str(state)))
     if not found:
         raise ScreenshotError(
-            "viewer-episode.png was not taken: no successful evaluation episode of gspo_phase2 has a click"
+            "no picture was taken: no successful evaluation episode of gspo_phase2 has a click; give another --state"
         )
     return f"{found[0]['episode_id']}?step={found[0]['step_index'] + 1}"
 

@@ -162,7 +162,7 @@ def check_local_bounds() -> Finding:
     bounds = Bounds.open(DesktopLimits())
     bounds.close()
     if bounds.has_groups:
-        return Finding(name="local-bounds", status=Status.OK, message=f"each desktop has {bounds.description}")
+        return Finding(name="local-bounds", status=Status.OK, message=f"each desktop has a {bounds.description}")
     return Finding(
         name="local-bounds",
         status=Status.WARN,

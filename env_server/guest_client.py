@@ -308,7 +308,8 @@ class GuestClient:
         return answer.content if answer.status_code == 200 else None
 
     async def list_directory(self, path: str) -> dict[str, Any] | None:
-        """OSWorld's tree `{type, name, children}`; None if the folder does not exist or is not readable."""
+        """OSWorld's tree `{type, name, children}`; None if `path` is no folder, is not readable or has too many
+        entries."""
         answer = await self._request("POST", "/list_directory", body={"path": path}, allow=(400, 403, 404))
         if answer.status_code != 200:
             return None

@@ -1,7 +1,7 @@
 """OSGym's worker ports: each is a worker with its own VM numbers and share of the desktops, all over one pool.
 
-Its client has no token, so on these ports the list of allowed addresses controls access; if a token is set as well,
-both are required."""
+OSGym's own client sends no token, so on these ports the list of allowed addresses controls access; if a token is set as
+well, both are required."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,6 +37,7 @@ def _app_maker(settings: Settings, port: int) -> Callable[[EpisodeTable], ASGIAp
             osgym_app(episodes, settings, port=port),
             token=settings.token.get_secret_value() if settings.token else None,
             body=BodyLimits(max_bytes=settings.max_body_bytes, slow_client_s=settings.slow_client_s),
+            has_address_list=True,
         )
 
     return make_app

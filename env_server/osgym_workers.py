@@ -76,7 +76,7 @@ def start(arguments: argparse.Namespace, server_options: Sequence[str], folder: 
     """Returns when every port answers; immediately if the workers are running already, even if they are not ready yet.
 
     Raises:
-        SettingsError: wrong options, or OSGym's config.yaml is not valid.
+        SettingsError: OSGym's config.yaml or the list of allowed addresses is not valid.
         DependencyError: the state cannot be kept in `folder`.
         ReplicaError: the server ended, or was not ready in time; it has been removed.
     """
@@ -334,7 +334,7 @@ def _parser() -> argparse.ArgumentParser:
         "start", parents=[common], allow_abbrev=False, help="in the background; further options are env-server's own"
     )
     begin.add_argument("--config", type=Path, default=Path("config.yaml"), help="OSGym's config.yaml with its ports")
-    begin.add_argument("--local", action="store_true", help="on 127.0.0.1 only, not on every interface")
+    begin.add_argument("--local", action="store_true", help="on 127.0.0.1 only, even if clients elsewhere are allowed")
     begin.add_argument("--replicas-per-port", type=int, default=2, help="desktops of each port (default 2)")
     begin.add_argument("--server-config", type=Path, metavar="FILE", help="env-server's own TOML")
     begin.add_argument("--wait-s", type=float, default=600.0, help="longest wait for the desktops (default 600)")

@@ -128,7 +128,7 @@ class Settings(Table):
     osgym: OsgymSettings = OsgymSettings()
     osgym_allowed_ips: tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...] = ()
     """The addresses whose requests OSGym's API answers; without it, the API on the main port answers every address.
-    Required for its worker ports. The environment overrides a file."""
+    Required for its worker ports. Only from the environment."""
 
     @field_validator("viewer_url")
     @classmethod
@@ -148,7 +148,7 @@ class Settings(Table):
 
 
 def osgym_networks(environment: Mapping[str, str]) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]:
-    """The networks that may use OSGym's ports. SettingsError names an entry that is no address or network."""
+    """The networks whose requests OSGym's API answers. SettingsError names an entry that is no address or network."""
     text = environment.get(OSGYM_VARIABLE, "")
     try:
         return tuple(ipaddress.ip_network(part.strip(), strict=False) for part in text.split(",") if part.strip())

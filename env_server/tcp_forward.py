@@ -30,7 +30,7 @@ async def tcp_forward(guest: GuestClient) -> AsyncIterator[tuple[str, int]]:
         yield address.hostname, address.port or 80
         return
     bridge = _Bridge(_connector(guest), is_private=False)
-    # asyncio disables Nagle's algorithm only for sockets with a named protocol, which it names itself if given a host.
+    # asyncio disables Nagle's algorithm only for sockets whose protocol is set; start_server sets it if given a host.
     server = await asyncio.start_server(bridge.serve, _LOOPBACK, 0)
     try:
         yield _LOOPBACK, server.sockets[0].getsockname()[1]

@@ -55,7 +55,8 @@ retraining_schedule = build_retraining_schedule(os.environ.get(CRON_VARIABLE) or
 def retraining_is_due(
     context: dg.SensorEvaluationContext, state: StateResource, recipe: RecipeResource
 ) -> dg.RunRequest | dg.SkipReason:
-    """Re-trains the champion when there are enough new successes (retraining.min_new_successes), or new data."""
+    """Re-trains the champion when there are enough new successes (retraining.min_new_successes), or new data. Waits for
+    unfinished work, and applies retraining.patience, as retraining_schedule does."""
     return ask(context.instance, state, recipe, is_scheduled=False)
 
 

@@ -1,1 +1,1 @@
-"""The library used by the Dagster assets. Only definitions.py imports Dagster."""
+"""The library used by the Dagster assets. Only `definitions`, `compute_logs` and `cli` import Dagster."""

@@ -4,8 +4,8 @@ PipelineError
 ├── DependencyError      a program, package, kernel feature or disk space is missing
 ├── RecipeError          a recipe or another configuration is invalid; also a ValueError
 ├── TaskError            a task that cannot be run: malformed, or without an evaluator
-├── DatasetError         a raw source that cannot be read at all
-├── TableError           the DuckDB catalog: locked, absent, or a bad query
+├── DatasetError         a source, demonstration, import, export or evaluation suite that is invalid or missing
+├── TableError           a table or the DuckDB catalog: damaged, locked or absent; or a bad query
 ├── StoreError           trajectory parts, image blobs, checkpoints: cannot be written or read
 │   └── StoreBusyError   another process holds an exclusive operation
 ├── ActionParseError     text that is not an action

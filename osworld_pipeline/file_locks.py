@@ -23,7 +23,7 @@ MARKER = "lock-files"
 POLL_S = 0.02
 HEARTBEAT_S = 10.0
 STALE_S = 60.0
-"""A lock file that was not refreshed for this time belongs to a dead process."""
+"""A lock file that was not refreshed for this time can be taken over: its process counts as dead."""
 
 
 class TakenError(Exception):
@@ -82,7 +82,7 @@ def remove_lock(path: Path) -> None:
 
 @lru_cache(maxsize=1024)
 def uses_lock_files(folder: Path) -> bool:
-    """`folder`: a folder of a state, absolute. The answer does not change while this process runs."""
+    """`folder`: a folder of a state, absolute. The answer is cached, until `need_file_system` creates the marker."""
     return any((parent / MARKER).exists() for parent in (folder, *folder.parents))
 
 

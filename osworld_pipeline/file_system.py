@@ -24,7 +24,7 @@ def need_file_system(folder: Path) -> None:
     gets lock files.
 
     Raises:
-        StoreError: the file system is read-only, or has no locks or no rename over a file.
+        StoreError: `folder` cannot be written, its locks do not work, or a file cannot be renamed over another.
     """
     temp, target = folder / temp_name(), folder / temp_name()
     try:

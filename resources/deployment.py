@@ -97,21 +97,21 @@ def _resource(name: str, config: Mapping[str, Any], path: str | None) -> dg.Conf
             values["ray"] = _checked(DesktopsOnRay, values["ray"])
         return _checked(TYPES[name], values)
     except ValueError as error:
-        raise _refuse(path or "the environment", f"`{name}` {error}") from error
+        raise _refuse(path or "the environment", f"`{name}`: {error}") from error
 
 
 def _checked(made: type[Made], values: Mapping[str, Any]) -> Made:
     """Raises ValueError: an unknown key, which Dagster's classes ignore, or a wrong value."""
     for key in values:
         if key not in made.model_fields:
-            raise ValueError(f"has no key `{key}`{did_you_mean(str(key), made.model_fields)}")
+            raise ValueError(f"there is no key `{key}`{did_you_mean(str(key), made.model_fields)}")
     return made(**values)
 
 
 def _launcher(chosen: Any) -> ProgramLauncher:
     """Raises ValueError."""
     if not isinstance(chosen, dict) or len(chosen) != 1 or not chosen.keys() <= LAUNCHERS.keys():
-        raise ValueError(f"must have one key in `runs_on`: {' or '.join(LAUNCHERS)}")
+        raise ValueError(f"`runs_on` must have one key: {' or '.join(LAUNCHERS)}")
     ((kind, config),) = chosen.items()
     return _checked(LAUNCHERS[kind], config or {})
 

@@ -1,5 +1,5 @@
-"""Generates docs/configuration.md from the resources: every configuration key of a Dagster run, with type, default and
-meaning, and the environment variables. `python -m resources.describe > docs/configuration.md`"""
+"""Generates docs/configuration.md from the resources: their configuration keys, except those of `progress`, with type,
+default and meaning, and the environment variables. `python -m resources.describe > docs/configuration.md`"""
 
 import types
 from collections.abc import Iterator

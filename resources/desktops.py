@@ -1,4 +1,4 @@
-"""Desktops for assets: remote env servers by URL, or the embedded one."""
+"""Desktops for assets: remote env servers by URL, env servers on Ray, or the embedded one."""
 
 import time
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Runs a program of `osworld_pipeline.runs` in its own process group and receives its messages through Dagster Pipes.
 
-If the step ends early, the group gets SIGTERM and, after a grace period, SIGKILL; the child also sets the kernel's
-parent-death signal. A cancelled step is not retried. Several ranks are started by torchrun, which forwards SIGTERM; if
-it is killed, the kernel kills them.
+If the step ends early, the program gets SIGTERM; when it has ended, or after a grace period, its group gets SIGKILL.
+The program also sets the kernel's parent-death signal. A cancelled step is not retried. Several ranks are started by
+torchrun, which forwards SIGTERM; if it is killed, the kernel kills them.
 """
 
 import contextlib
@@ -126,12 +126,12 @@ class LocalLauncher(ProgramLauncher):
 
     def _stop_group(self, context: dg.AssetExecutionContext, process: Process, why: str) -> None:
         if process.poll() is None:
-            context.log.info(f"{why}: asking process group {process.pid} to stop")
+            context.log.info(f"{why}: asking process {process.pid} to stop")
             process.send_signal(signal.SIGTERM)
             try:
                 process.wait(self.grace_s)
             except subprocess.TimeoutExpired:
-                context.log.warning(f"process group {process.pid} did not stop in {self.grace_s:.0f} s: killing it")
+                context.log.warning(f"process {process.pid} did not stop in {self.grace_s:.0f} s: killing its group")
         self._kill_group(process)
 
     def _kill_group(self, process: Process) -> None:

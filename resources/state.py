@@ -57,7 +57,9 @@ class RecipeResource(dg.ConfigurableResource):
         default_factory=list,
         description="The same as key=value each, as `--set` has it, e.g. agent.max_turns=4; they override `overrides`.",
     )
-    smoke: bool = Field(default=False, description="Run the recipe at smoke size: a tiny model, two updates.")
+    smoke: bool = Field(
+        default=False, description="Run the recipe at smoke size: a tiny model, at most four updates of a stage."
+    )
     environment: dict[str, str] = Field(
         default_factory=dict, description="Slime-OSWorld's variables; the recipe's file overrides them."
     )

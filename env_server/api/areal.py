@@ -83,7 +83,7 @@ class ArealObservationAnswer(Message):
 
 class ArealStepAnswer(ArealObservationAnswer):
     reward: float
-    """Always 0 before /evaluate."""
+    """Always 0, as in OSWorld's env.step; /evaluate returns the reward."""
     done: bool
     info: dict[str, Any]
 

@@ -76,6 +76,8 @@ ERROR_ANSWERS: dict[int | str, dict[str, Any]] = {
     for status, description in {
         400: "The action is refused; nothing was executed.",
         401: "The token is missing or wrong.",
+        403: "The token of a run does not allow this; or the server has no token, and the request was not sent to a "
+        "loopback address by a program on this machine.",
         404: "There is no such live episode or replica; the message says why it is gone.",
         408: "The request did not arrive in time.",
         409: "It contradicts the server's state: a step number out of order, another screen size, a person's input "

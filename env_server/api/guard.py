@@ -12,7 +12,7 @@ from env_server.api.answers import error_answer
 from env_server.metrics import Passed
 from osworld_pipeline.wire.bearer import Secret, bearer_of
 from osworld_pipeline.wire.bodies import BodyLimits
-from osworld_pipeline.wire.cross_site import is_from_here
+from osworld_pipeline.wire.cross_site import is_from_here, is_from_program
 from osworld_pipeline.wire.run_tokens import why_invalid
 from osworld_pipeline.wire.tracing import served_span
 from osworld_pipeline.wire.traffic import Traffic
@@ -28,11 +28,13 @@ _FOREIGN = (
     "this server has no token, so it answers only programs on this machine that use a loopback address, and no page of "
     "another site; start it with a token to reach it by other names"
 )
+_BROWSER = "this port answers programs at the allowed addresses, and no browser"
 
 
 class Guard:
     """`on_pass` is called for every request. `open_paths` need no token. A server without a token answers only requests
-    from this machine (wire/cross_site.py); with a token that check is not needed, because no browser adds one by
+    from this machine; with `has_address_list`, which controls access by itself, it answers every program, but no
+    browser (wire/cross_site.py). If there is a token, these checks are not needed, because no browser sends a token by
     itself."""
 
     def __init__(
@@ -41,12 +43,14 @@ class Guard:
         *,
         token: str | None,
         body: BodyLimits,
+        has_address_list: bool = False,
         open_paths: tuple[str, ...] = OPEN_PATHS,
         on_pass: Callable[[Passed], None] = lambda _: None,
     ) -> None:
         self._app, self._body = app, body
         self._secret, self._token = token, None if token is None else Secret(token)
         self._open_paths, self._on_pass = open_paths, on_pass
+        self._admits, self._foreign = (is_from_program, _BROWSER) if has_address_list else (is_from_here, _FOREIGN)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,8 +69,8 @@ class Guard:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        if self._token is None and not is_from_here(headers):
-            answer = error_answer(_FOREIGN, "client_error", 403, {"Connection": "close"})
+        if self._token is None and not self._admits(headers):
+            answer = error_answer(self._foreign, "client_error", 403, {"Connection": "close"})
             await answer(scope, receive, send)
             return
         if refusal := self._why_refused(scope["path"], headers.get(b"authorization", b"")):

@@ -82,7 +82,7 @@ class LiveScreens:
 
 
 class _Camera:
-    """The last frame of a replica; runs while there are watchers."""
+    """Reads the frames of a replica and keeps the last one, while there are watchers."""
 
     def __init__(self, replica: Replica, width: int) -> None:
         self._replica, self._width = replica, width

@@ -19,7 +19,8 @@ MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PIECE_BYTES = 1024 * 1024
 _MAX_ROUNDS = 3
-"""Fetches of one file in all: a file that another server evicts before it is read is fetched again."""
+"""Fetches of one file in all: a file that is evicted before it is read, for example by another server, is fetched
+again."""
 
 
 class Downloader:
@@ -58,7 +59,10 @@ class Downloader:
                 await self._fetch_once(url, cache)
         except OSError as error:
             raise SetupError(f"{url} cannot be kept on this server: {error.strerror}") from error
-        raise SetupError(f"{url} was evicted before it could be read; increase the size of the download cache")
+        raise SetupError(
+            f"{url} was evicted from the download cache before it could be read; try again, or give each server a "
+            "--state-dir of its own"
+        )
 
     async def close(self) -> None:
         fetching = list(self._fetching.values())

@@ -156,8 +156,8 @@ class Episode:
                 return self._last_step
 
     async def person_input(self, action: str) -> None:
-        """Executes a person's input, which marks the episode as touched even if it fails then; in a demonstration the
-        client is given it instead.
+        """Executes a person's input and marks the episode as touched, even if the execution fails. In a demonstration,
+        queues the input for the client instead.
 
         Raises:
             ActionParseError: the input was refused; nothing was executed or marked.

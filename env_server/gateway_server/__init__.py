@@ -4,7 +4,7 @@ injected faults. It is a separate program, `osworld-gateway`.
 | call | answer |
 |---|---|
 | POST /v1/sandboxes, `Idempotency-Key` | 201: sandbox_id, session_id, lifetime_s, image_digest, details |
-| POST /v1/sandboxes/ID/session | the same, with a new session id; the previous one stays valid |
+| POST /v1/sandboxes/ID/session | 200: the same fields, with a new session id; the previous one stays valid |
 | DELETE /v1/sandboxes/ID | 204; 410 if it is gone |
 | GET, POST /v1/sandboxes/ID/guest/PATH, `Idempotency-Key` | the guest's answer, with `X-Answered-By: guest` |
 | GET /healthz | counts, without the token |

@@ -149,7 +149,8 @@ class _Server(uvicorn.Server):
 def _settings(arguments: argparse.Namespace) -> Settings:
     """
     Raises:
-        SettingsError: it would serve a network without a token, or only one of the TLS files is given.
+        SettingsError: it would serve a network without a token, only one of the TLS files is given, one does not
+            exist, or another setting is invalid.
     """
     if gateway_token() is None and not is_loopback(arguments.host):
         raise SettingsError(

@@ -157,6 +157,7 @@ class SandboxTable:
         Raises:
             QuotaError: the quota is used up.
             ReplicaError, DependencyError: the desktop does not start.
+            TimeoutError: it does not start within START_LIMIT_S.
         """
         return await self._starts.do(request_id, self._start)
 

@@ -149,7 +149,7 @@ class RootHelper:
         return time.monotonic() < self._trusted_until
 
     def _read_caller(self, pid: int) -> None:
-        """The waiting sudo forwards signals, one byte each; if it ends, the command is killed."""
+        """The waiting sudo forwards signals, one byte each; if it ends, the command's process group gets SIGHUP."""
         caller = self._callers.get(pid)
         if caller is None:
             return

@@ -134,7 +134,8 @@ class Bounds:
         why_not: str = "",
         prefix: str = "",
     ) -> None:
-        """`cpu_bases`: folders where CPU time is shared and counted; in version 2 the same as `bases`."""
+        """`cpu_bases`: folders where CPU time is shared and counted; in version 2 the same as `bases`, or empty without
+        the controller."""
         self._limits, self._version, self._bases, self._why_not = limits, version, bases, why_not
         self._cpu_bases = cpu_bases
         self._prefix = prefix or f"{_PREFIX}{os.getpid()}-{os.urandom(3).hex()}-"

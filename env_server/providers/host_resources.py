@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 RETRY_INTERVAL_S, SHORT_INTERVAL_S = 1.0, 0.1
 NUM_ATTEMPTS = 60
-"""Limit of each sandbox; one attempt takes up to 15 s."""
+"""Limit of each sandbox; one attempt takes up to 15 s, or up to 26 s for a machine with an open network."""
 MAX_UNFINISHED = 8
 """A provider starts no further sandbox while the release of this many is unfinished."""
 

@@ -1,5 +1,6 @@
-"""A separate host user for each local desktop if the server is root. The kernel then counts per-user resources
-(descriptors in flight, processes, namespaces) for each desktop, and none can exhaust them for another.
+"""A separate host user for each sandbox (a local desktop, a virtual machine, the graders) if the server is root. The
+kernel then counts per-user resources (descriptors in flight, processes, namespaces) for each sandbox, and no sandbox
+can exhaust them for another.
 
 An id is claimed by binding an abstract UNIX socket with a name that contains it. The kernel frees the name when the
 process ends, and two servers in one network namespace never claim the same id."""

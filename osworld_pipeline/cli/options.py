@@ -77,8 +77,8 @@ def existing_state(path: Path) -> "StateDir":
 
 
 def writable_state(path: Path, *, must_exist: bool = True) -> "StateDir":
-    """The state of a command that writes to it. Raises StoreError if there is no such folder, or if its file system
-    cannot store a state."""
+    """The state of a command that writes to it. `must_exist`: False if the command may create the folder. Raises
+    StoreError if there is no such folder and it must exist, or if its file system cannot store a state."""
     from osworld_pipeline.domain.state import StateDir
     from osworld_pipeline.file_system import need_file_system
 

@@ -77,7 +77,8 @@ def fetch_sources(
     on_fetched: Callable[[Fetched], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Fetched, ...]:
-    """Downloads the missing files and locks each one as soon as it is in place.
+    """Downloads each file, unless the requested revision of it is locked and in place; another file there is replaced.
+    Locks each one as soon as it is in place.
 
     Raises:
         DependencyError: huggingface_hub is not installed.

@@ -85,8 +85,8 @@ def find_imports(root: Path) -> tuple[list[ImportFolder], list[Reject]]:
         try:
             manifest = ImportManifest.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            what = error.strerror if isinstance(error, OSError) else f"{error.error_count()} fields are wrong"
-            reason = f"an import without a good {SOURCE_FILE} ({what}): import it again, or remove the folder"
+            what = error.strerror if isinstance(error, OSError) else f"validation errors: {error.error_count()}"
+            reason = f"an import without a valid {SOURCE_FILE} ({what}): import it again, or remove the folder"
             place = f"imports/{folder.name}/{SOURCE_FILE}"
             rejects.append(Reject(source=folder.name, path=place, line_no=0, kind="unreadable", reason=reason))
             continue

@@ -75,7 +75,8 @@ def too_long(max_line_bytes: int) -> str:
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, line without its end) of every line, including blank ones. A block of one line is not copied."""
+    """(number from 1, line without its end) of every line, including blank ones. A long block of one line is not
+    copied, and keeps its line end."""
     number, start = 0, 0
     while start < len(data):
         number += 1

@@ -265,7 +265,7 @@ def _tree_tasks(source: Source, root: Path) -> Iterator[RawTask | Reject]:
             yield Reject(**place, reason=bad.reason)
             continue
         except OSError as error:
-            yield Reject(**place, kind="unreadable", reason=f"cannot be read: {error.strerror}")
+            yield Reject(**place, kind="unreadable", reason=f"cannot be read: {error.strerror or error}")
             continue
         if isinstance(record, dict) and record.get("id") and record.get("instruction"):
             if isinstance(record["id"], str):

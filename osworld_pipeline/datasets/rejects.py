@@ -6,10 +6,10 @@ from typing import Literal
 RejectKind = Literal[
     "malformed", "too_long", "unreadable", "dropped_parse", "bad_image", "bad_task", "duplicate_task", "duplicate_file"
 ]
-"""`malformed`: not a record. `too_long`: a line over the limit. `unreadable`: a file, or the rest of it.
-`dropped_parse`: a turn that is not an action. `bad_image`: an image is missing, surplus or damaged. `bad_task`: a
-config that cannot be run. `duplicate_task`: a file of the tree with the id of another one. `duplicate_file`: a source
-that exists twice."""
+"""`malformed`: not a JSON object, or a field is missing or invalid. `too_long`: a line over the limit. `unreadable`: a
+file, or the rest of it. `dropped_parse`: a turn that is not an action. `bad_image`: an image is missing, surplus or
+damaged. `bad_task`: a config that cannot be run. `duplicate_task`: a task whose id another task has. `duplicate_file`:
+a source that exists twice."""
 
 
 @dataclass(frozen=True, kw_only=True)

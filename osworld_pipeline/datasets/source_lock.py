@@ -48,7 +48,9 @@ def read_source_lock(datasets_root: Path) -> Mapping[str, SourceLock]:
         return {}
     except (OSError, ValidationError) as error:
         why = (
-            (error.strerror or str(error)) if isinstance(error, OSError) else f"{error.error_count()} fields are wrong"
+            (error.strerror or str(error))
+            if isinstance(error, OSError)
+            else f"validation errors: {error.error_count()}"
         )
         raise DatasetError(
             f"cannot read the lock file {path} ({why}): restore it, or remove it and fetch again"

@@ -47,8 +47,8 @@ def normalise(raw: Arguments, *, space: CoordinateSpace, vocabulary: Vocabulary)
     """The action, or sequence of actions, in normal form.
 
     Raises:
-        ActionParseError: an action that the dialect does not have, or an argument that is missing or of the wrong
-            kind; names it.
+        ActionParseError: an action that the dialect does not have, an argument that is missing or of the wrong kind, or
+            a sequence that is empty, not permitted, over a limit, or continues after the end of the task.
     """
     if raw.get("action") != SEQUENCE:
         return _single(raw, space, vocabulary)

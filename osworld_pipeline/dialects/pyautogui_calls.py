@@ -1,4 +1,4 @@
-"""Parses pyautogui calls from a syntax tree to actions in normal form."""
+"""Converts parsed pyautogui calls to actions, which are not normalised yet."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping

@@ -17,7 +17,8 @@ SLIME_VOCABULARY = Vocabulary(
 
 
 def normalise_action(raw: Mapping[str, Any], space: CoordinateSpace = "model_pixels") -> dict[str, Any]:
-    """One action of the tool in normal form: known keys only, integer coordinates, lower-case key names.
+    """One action of the tool in normal form: known keys only, rounded coordinates (integers, except in the space
+    `unit`), lower-case key names.
 
     Raises:
         ActionParseError: the action is unknown, or an argument is missing or of the wrong kind; names it.

@@ -99,7 +99,7 @@ def check_open_files(name: str) -> Finding:
     """Our programs raise the soft limit to the hard limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard == resource.RLIM_INFINITY or hard >= EASY_OPEN_FILES:
-        shown = "without limit" if hard == resource.RLIM_INFINITY else f"up to {hard:,}"
+        shown = "any number of" if hard == resource.RLIM_INFINITY else f"up to {hard:,}"
         return Finding(name=name, status=Status.OK, message=f"a process may have {shown} open files")
     return Finding(
         name=name,
@@ -164,8 +164,8 @@ def check_torch(name: str) -> Finding:
 
 
 def _allowed_bytes(cgroup: Path) -> tuple[int, int] | None:
-    """Limit and use of this container's control group, version 2 or 1; None without a limit. The kernel's file cache
-    does not count as used."""
+    """Limit and use of this container's control group, version 2 or 1; None without a limit. The inactive part of the
+    kernel's file cache does not count as used."""
     for folder, limit, used, cached in (
         (cgroup, "memory.max", "memory.current", "inactive_file"),
         (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

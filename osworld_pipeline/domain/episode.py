@@ -273,7 +273,8 @@ class Episode:
         Stored("How its actions are written: slime, pyautogui, ...; empty if unknown, NULL before version 9."),
     ] = ""
     coordinate_space: Annotated[
-        str, Stored("Of the coordinates in its responses: model_pixels, unit or thousand; NULL before version 9.")
+        str,
+        Stored("Unit of the coordinates in its responses: model_pixels, unit or thousand; NULL before version 9."),
     ] = ""
     context_mode: Annotated[ContextMode, Stored("append: one growing sequence; window: each turn is a sequence.")] = (
         ContextMode.APPEND

@@ -21,7 +21,7 @@ class GroupStatus(StrEnum):
     STALE = "stale"
     """Sampled by weights more than `max_staleness` updates old."""
     HELD = "held"
-    """A group of an update that had too many faults; the update was rolled out again."""
+    """Discarded when its update was held, because too many of the update's episodes ended in faults."""
     SUPERSEDED = "superseded"
     """A group of an update that a resumed stage made again."""
     NOT_KEPT = "not_kept"

@@ -77,7 +77,8 @@ def _install(wanted: str) -> str:
 
 
 def missing_package(module: str) -> DependencyError | None:
-    """The error for a module that cannot be imported: names the extra that installs it. None if no extra does."""
+    """The error for a module that cannot be imported: names the extra that installs it. None if no extra but `dev`
+    does."""
     name = module.partition(".")[0]
     found = [_OF_EXTRA.fullmatch(text) for text in importlib.metadata.requires(DISTRIBUTION) or ()]
     extras = [each["extra"] for each in found if each is not None and module_of(each["name"]) == name]

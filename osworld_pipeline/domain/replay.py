@@ -40,7 +40,7 @@ class ReplayRow:
     """Blobs in placeholder order."""
     kind: ReplayKind = "demonstration"
     verified_reward: float | None = None
-    """Best reward of re-executing it; None without a grader's score."""
+    """Best reward of re-executing it, or an episode's own reward; None without a grader's score."""
     source_path: str | None = None
     """The file of the record; None for an episode."""
     source_line: int | None = None
@@ -108,7 +108,11 @@ class Injection:
     kind: Annotated[ReplayKind, Stored("demonstration or episode.")] = "demonstration"
     strategy: Annotated[str, Stored("Strategy that chose it among its task's rows.")] = "uniform"
     verified_reward: Annotated[
-        float | None, Stored("Best reward of re-executing it until then; NULL if not tried.", SHARE)
+        float | None,
+        Stored(
+            "Best reward of re-executing it until then, or an episode's own reward; NULL without a grader's score.",
+            SHARE,
+        ),
     ] = None
     source_path: Annotated[str | None, Stored("The file of the row at that time; NULL for an episode.")] = None
     source_line: Annotated[int | None, Stored("The line in that file, from 1.")] = None

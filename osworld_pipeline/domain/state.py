@@ -80,7 +80,7 @@ class StateDir:
         return self.root / "logs"
 
     def program_log(self, program: str) -> Path:
-        """The output of the last run of a program."""
+        """The output of all runs of a program, appended."""
         return self.logs / f"{program}.log"
 
     @property

@@ -61,8 +61,8 @@ def pass_hat_k(n: int, num_successes: int, k: int) -> float:
 def estimate_over_tasks(
     samples: Mapping[str, Sequence[bool]], k: int, estimator: Estimator, *, confidence: float = 0.95, seed: int = 0
 ) -> Estimate:
-    """The mean over the tasks with at least k samples. Its interval is a bootstrap over tasks, or Wilson's if each task
-    has one sample (k = 1).
+    """The mean over the tasks with at least k samples. Its interval is that of `interval_over_tasks`, or Wilson's if
+    each of them has one sample (k = 1).
 
     Raises:
         ValueError: k is less than 1.

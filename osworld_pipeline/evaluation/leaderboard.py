@@ -38,7 +38,7 @@ class LeaderboardRow:
     """Estimate with the same k."""
     cost: Cost
     versus_parent: Versus | None
-    """None if the parent is not in this table, or they have no task in common."""
+    """None if the parent is not in this table, if they have no task in common, or if desktops or graders were mixed."""
     versus_best: Versus | None
     """Comparison with the first of rank 1; None for that one itself, without a rank 1, or without a task in common."""
 

@@ -1,4 +1,4 @@
-"""Contribution of replay to a training: the groups that a demonstration joined, and the later success of their
+"""Contribution of replay to a training: the groups that a replay row joined, and the later success of their
 tasks."""
 
 from collections.abc import Collection
@@ -22,12 +22,12 @@ SELECT (SELECT count(*) FROM rollout_groups
 class ReplayShare:
     num_groups: int
     num_injected: int
-    """Groups that a demonstration joined."""
+    """Groups that a replay row joined: a demonstration or an online success."""
     num_tasks: int
     """Tasks of these groups."""
     num_solved_later: int
-    """Of these tasks, those whose first success in training came after the first such group had ended. Demonstrations
-    do not affect the episodes of their group: a demonstration joins when the group is trained on."""
+    """Of these tasks, those whose first success in training came after the first such group had ended. Replay rows do
+    not affect the episodes of their group: a row joins when the group is trained on."""
 
 
 def read_replay_share(state: StateDir, stage_keys: Collection[str]) -> ReplayShare:

@@ -3,8 +3,8 @@ published lists and domains, and the user's files.
 
 A suite file, `<state>/suites/<name>.json`, is a list of tasks in OSWorld's format, or an object with that list under
 `tasks`; a task may also be the path of its file, relative to the suite's. Its tasks are validated: an unknown verb,
-getter, metric or rule is refused by name. Names that only OSWorld's desktop-env has pass with a warning, because only
-the env server knows which graders score.
+getter, metric or rule is refused by name. A name that exists only in OSWorld's desktop-env is accepted with a warning,
+because the graders depend on the env server.
 """
 
 import json

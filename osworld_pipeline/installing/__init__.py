@@ -24,7 +24,8 @@ def debian_command(parts: Sequence[str]) -> str:
 
 
 def install_debian(parts: Sequence[str], *, is_quiet: bool = False) -> None:
-    """Names the missing packages of these parts and installs them. With `is_quiet` only the error has the reason.
+    """Names the missing packages of these parts and installs them. With `is_quiet` the script's messages are not shown,
+    and the error quotes the last one.
 
     Raises:
         DependencyError: they could not be installed.

@@ -110,7 +110,7 @@ def _answer_of(describe: Callable[[Any], tuple[int, str]]) -> Callable[[Request,
 
 
 def _guarded(app: ASGIApp, secret: Secret | None) -> ASGIApp:
-    """Checks the token before a body is read; without one, only programs of this machine are answered."""
+    """Checks the token before a body is read; if `secret` is None, only programs of this machine are answered."""
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

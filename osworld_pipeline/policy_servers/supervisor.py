@@ -36,7 +36,7 @@ OF_TORCHRUN = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_"),
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_"),
 )
-"""Prefixes of its variables."""
+"""Prefixes of the variables that torchrun sets for a rank."""
 READY, FAILED = "ready", "failed"
 
 
@@ -83,7 +83,7 @@ class Message:
 
 async def keep_up(order: ServerOrder, *, start_timeout_s: float) -> None:
     """Starts a server and restarts it whenever it ends or hangs, until this happens too often or the task is
-    cancelled."""
+    cancelled. A server that does not become ready at its first start is not restarted."""
     restarts: deque[float] = deque()
     ready = asyncio.Event()
     while True:

@@ -1,5 +1,5 @@
 """The files of a project folder: `osworld-pipeline init` writes them, commands and `dagster dev` are run there. A
-checkout is a folder that has them."""
+checkout has its own `dagster.yaml`, `workspace.yaml` and `.env`, so it can be used like a project folder."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

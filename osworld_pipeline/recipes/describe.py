@@ -22,10 +22,10 @@ from the schema (`python -m osworld_pipeline.recipes.describe > docs/recipes.md`
 
 A key is read from four sources, in this order: the command line (`osworld-pipeline train --recipe NAME --set
 agent.max_turns=4`, the value in TOML; an empty one returns to the default), the recipe's file, the environment, the
-default. Unknown keys are refused. The resolved recipe, with the source of each value, is saved with every checkpoint
-(`trainer_state.json`) and written to the run's log. `--smoke` runs all stages of a recipe at a size that a laptop
-finishes in a minute or two: a tiny model, few tasks and updates; dialect, context, rollout mode, algorithm, reward,
-replay and adapters stay the recipe's own."""
+default. Unknown keys are refused. The resolved recipe, with the source of each value, is saved with every finished
+checkpoint of a stage (`checkpoint.json`); the run's log lists the values from the command line and the environment.
+`--smoke` runs all stages of a recipe at a size that a laptop finishes in a minute or two: a tiny model, few tasks and
+updates; dialect, context, rollout mode, algorithm, reward, replay and adapters stay the recipe's own."""
 SIGNS = ((Ge, "ge", ">="), (Gt, "gt", ">"), (Le, "le", "<="), (Lt, "lt", "<"))
 
 

@@ -17,7 +17,8 @@ class RetrainingSection(Section):
     """After this number of re-trainings of one champion without a new champion, the next one waits for new data, or for
     `min_new_successes` successes of other runs."""
     max_wall_s: float = Field(default=28_800.0, gt=0)
-    """Time limit from the start of the run; checked before each round of the flywheel and after each GSPO update."""
+    """Time limit from the start of the run; checked before each round of the flywheel, before each GSPO phase and after
+    each GSPO update."""
     max_episodes: int | None = Field(default=None, ge=1)
     """Maximum number of episodes of a run; None: no limit."""
     max_tokens: int | None = Field(default=None, ge=1)

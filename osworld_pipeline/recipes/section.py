@@ -11,8 +11,8 @@ class Mark(Enum):
     """A mark of a key, in its annotation: `num_replicas: Annotated[int, NOT_LEARNED] = 2`."""
 
     NOT_LEARNED = auto()
-    """Does not change the weights that a stage makes from its parent and its data, so it is in no id. All other keys
-    are in the ids of the stages that depend on their section."""
+    """Does not change the weights that a stage makes from its parent and its data, so it is in no checkpoint's id. All
+    other keys are in the ids of the stages that depend on their section."""
     IN_TINY_TOKENIZER = auto()
     """Determines the tokenizer of a tiny model (runs/base/make_base.py); a published model has its own."""
 

@@ -125,7 +125,8 @@ class SftSection(Section):
     save_every: Annotated[int, NOT_LEARNED] = Field(default=100, ge=1)
     """Updates between two checkpoints to resume from."""
     seed: int = 0
-    """Seed of the order of the demonstrations."""
+    """Seed of the choice of tasks (`task_share`), the order of the demonstrations, and an adapter's initial weights and
+    dropout."""
 
 
 class GspoSharedSection(Section):

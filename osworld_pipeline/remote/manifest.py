@@ -57,7 +57,7 @@ class RemoteManifest:
     compacted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The compacted files of that manifest, by head table."""
     retired_objects: Mapping[str, float] = field(default_factory=dict)
-    """Objects that no path names any longer, with the time (Unix time)."""
+    """Objects that no path names any longer, with the Unix time of the push that dropped them."""
     collection: int = 0
     """Increased by each garbage collection. A journal of uploaded images is valid for one number only."""
     closed_until: float = 0.0

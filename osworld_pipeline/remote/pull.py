@@ -208,6 +208,7 @@ def fetch_checkpoints(state: StateDir, checkpoint_ids: Collection[str], on_progr
 
     Raises:
         StoreError: the object store or the file system refused.
+        DependencyError: obstore is not installed.
     """
     note, base = read_note(state.root), read_base(state.root)
     if note is None or base is None or not is_cache(state.root):

@@ -46,7 +46,7 @@ class PushSummary:
     is_changed: bool
     """False if the object store already had all of it."""
     num_files: int
-    """Files of the whole state, without images."""
+    """Files of the whole state, with packs of images but without single images."""
     num_uploaded: int
     uploaded_bytes: int
     num_images: int

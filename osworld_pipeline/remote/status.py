@@ -25,7 +25,7 @@ class RemoteStatus:
     remote_generation: int | None
     """None if nothing was pushed yet."""
     num_files: int
-    """Files of the state on the object store, without images."""
+    """Files of the state on the object store, with packs of images but without single images."""
     num_bytes: int
     num_changed: int
     """Local files that are new or changed since the last push or pull, without the catalog, which is built from the

@@ -13,7 +13,8 @@ from osworld_pipeline.rollout.replay import ReplayStats, SkippedRow
 @dataclass(frozen=True, kw_only=True)
 class GspoBatch:
     trajectories: tuple[Trajectory, ...] = ()
-    """Trained sequences, and those that only count in the mean of the loss (`gspo.denominator`)."""
+    """Sequences with an advantage, and those without one that count in the denominator of the loss
+    (`gspo.denominator`)."""
     groups: tuple[RolloutGroup, ...] = ()
     """The groups with their statuses and the replay rows that joined them."""
     injections: tuple[Injection, ...] = ()

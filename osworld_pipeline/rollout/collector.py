@@ -20,7 +20,8 @@ from osworld_pipeline.rollout.run_group import group_id_of, require_services
 from osworld_pipeline.rollout.task_sampling import TaskSampler
 
 RunGroup = Callable[[Task, str, int], Awaitable[RolloutGroup]]
-"""Runs the group of this task, name and update. Raises errors that end a run: RecipeError, StoreError."""
+"""Runs the group of this task, name and update. Raises errors that end a run: RecipeError, StoreError,
+TokenEndedError."""
 
 
 class BatchBuilder(Protocol):
@@ -43,7 +44,7 @@ class Collector(Protocol):
         called.
 
         Raises:
-            RecipeError, StoreError: as run_episode.
+            RecipeError, StoreError, TokenEndedError: as run_episode.
             EnvServerError, EngineError: no episode can be run.
             TableError: the tables cannot be read.
         """
@@ -129,7 +130,7 @@ class SynchronousCollector:
         return batch
 
     async def resume(self, update: int) -> GspoBatch:
-        """None run between a hold and the next `collect`."""
+        """No groups run between a hold and the next `collect`, so none are discarded."""
         return GspoBatch()
 
     def snapshot(self) -> Mapping[str, Any]:

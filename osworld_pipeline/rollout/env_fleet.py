@@ -64,7 +64,8 @@ class EnvServer:
     url: str
     state: ServerState = ServerState.UNKNOWN
     free: int | None = None
-    """Estimate of the free desktops; below 0 if this client has more resets waiting there. None if not reported."""
+    """Estimate of the free desktops; below 0 if more resets of this client wait there than desktops are free. None if
+    not reported."""
     num_replicas: int = 0
     num_in_use: int = 0
     """Desktops there that this client has."""

@@ -108,11 +108,13 @@ def episode_runner(tools: EpisodeTools, settings: EpisodeSettings) -> RunEpisode
 
 
 async def run_episode(task: Task, plan: EpisodePlan, *, tools: EpisodeTools, settings: EpisodeSettings) -> Episode:
-    """Runs the task, on another replica if one died or could not be set up, and records the outcome.
+    """Runs the task, on another replica if one died or could not be set up, and records the outcome. The errors below
+    end the run, because more episodes would not help.
 
     Raises:
         RecipeError: the recipe's context is too small for a first turn.
-        StoreError: a screenshot could not be stored. Both end the run, because more episodes would not help.
+        StoreError: a screenshot could not be stored.
+        TokenEndedError: the run's token for the env servers has expired.
     """
     about = {
         "osworld.episode_id": plan.episode_id,

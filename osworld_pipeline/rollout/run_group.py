@@ -73,7 +73,8 @@ async def run_group(task: Task, plan: GroupPlan, group_id: str, *, run_one: RunE
     `valid_episodes` omits the faulty ones.
 
     Raises:
-        RecipeError, StoreError: as run_episode; the other episodes are cancelled and release their desktops.
+        RecipeError, StoreError, TokenEndedError: as run_episode; the other episodes are cancelled and release their
+            desktops.
     """
     episodes: list[Episode] = []
     missing = list(range(plan.group_size))

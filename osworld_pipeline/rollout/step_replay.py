@@ -108,6 +108,7 @@ class StepReplayBuffer:
 
         Raises:
             TableError: the tables cannot be read, or the condition is not SQL.
+            StoreError: as part_views.
         """
         buffer = cls(capacity, **settings)
         sql = _FILL.format(where=where, capacity=capacity)

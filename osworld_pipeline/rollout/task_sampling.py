@@ -25,14 +25,14 @@ RECENT_GROUPS = 8
 PRIOR_EPISODES = 2.0
 
 ReadRecent = Callable[[int], Mapping[str, RecentEpisodes]]
-"""Recent episodes by task before an update. Blocks; raises TableError."""
+"""Recent episodes by task before an update. Blocks; raises TableError, StoreError."""
 
 
 class TaskSampler(Protocol):
     """Depends only on the seed and on the data read by `look`, so a rerun draws the same tasks."""
 
     def look(self, update: int) -> None:
-        """Reads the data known before `update`. Blocks: call it in a thread. Raises TableError."""
+        """Reads the data known before `update`. Blocks: call it in a thread. Raises TableError, StoreError."""
         ...
 
     def tasks_of(self, update: int) -> Iterator[Task]:

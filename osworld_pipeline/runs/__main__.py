@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
     job = read_job()
     signal.signal(signal.SIGTERM, stop)
     if RANK_OF in argv:
-        # A rank that waits in a collective handles no signal except SIGKILL; checkpoints are atomic in any case.
+        # Only SIGKILL ends a rank that waits in a collective: Python handlers do not run. Checkpoints are atomic.
         die_with_parent(signal.SIGKILL, parent_pid=int(argv[argv.index(RANK_OF) + 1]))
         if os.environ["RANK"] != "0":
             return run_program(argv[0], job, write_final_message)

@@ -87,8 +87,8 @@ def parse_message(data: Any) -> Message:
         return _PARSED.validate_python(data)
     except ValidationError as error:
         raise PipelineError(
-            f"a message of the program is not valid ({problems_in(error)}): it must be of this version, and report the "
-            "messages of osworld_pipeline.runs.messages"
+            f"a message of the program is not valid ({problems_in(error)}): the program must be of this version, and "
+            "report only messages of osworld_pipeline.runs.messages"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Estimates the cost of a training before it starts: stages, episodes, processes, desktops, memory and disk. Arithmetic
+"""Estimates the cost of a training before it starts: stages, episodes, processes, desktops, disk and time. Arithmetic
 on a recipe; times come from episodes recorded in this state."""
 
 from collections.abc import Sequence
@@ -119,9 +119,11 @@ def _plan_stage(recipe: Recipe, stage: Stage) -> StagePlan | None:
 
 
 def _num_kept(recipe: Recipe, plan: StagePlan) -> int:
-    """Checkpoints of a stage: the final one, the last ones to resume from, and milestones."""
+    """Checkpoints of a stage: the final one (of each round of a flywheel), the last ones to resume from, and
+    milestones."""
     every = recipe.trainer.keep_every
-    return 1 + recipe.trainer.keep_last + (plan.num_updates // every if every else 0)
+    num_final = recipe.flywheel.num_rounds if plan.stage is Stage.FLYWHEEL else 1
+    return num_final + recipe.trainer.keep_last + (plan.num_updates // every if every else 0)
 
 
 def _checkpoint_bytes(recipe: Recipe, shape: ModelShape) -> int:

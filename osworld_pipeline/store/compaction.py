@@ -76,8 +76,9 @@ def compact_parts(
     timeout_s: float = LOCK_TIMEOUT_S,
     on_progress: OnProgress | None = None,
 ) -> CompactionSummary:
-    """Merges the small parts of each head table that has at least `min_parts` of them, and compacted files that are due
-    (`choose_all`, or `choose_some` with a budget); files grow to `target_bytes` (compressed, head and details).
+    """Merges the small parts of each head table that has at least `min_parts` of them (without a budget also fewer, if
+    some replace rows of compacted files), and compacted files that are due (`choose_all`, or `choose_some` with a
+    budget); files grow to `target_bytes` (compressed, head and details).
 
     `budget_bytes`: limit of the bytes read of a table, with 2,000 small parts at most; the rest waits for the next
     call. None: no limit. `timeout_s`: time to wait for other upkeep.

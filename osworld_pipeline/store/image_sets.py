@@ -47,7 +47,7 @@ def gather_keys(batches: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _merged(whole: np.ndarray, waiting: Sequence[np.ndarray]) -> np.ndarray:
-    """The union of both, using at most twice the memory of `whole`."""
+    """The union of both; takes about twice the memory of the result."""
     if not waiting:
         return whole
     new = np.unique(np.concatenate(waiting))

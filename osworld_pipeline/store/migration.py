@@ -28,7 +28,7 @@ class PartsPlan:
     """The formats of a state's parts, and what a migration changes."""
 
     format: int
-    """The recorded format of the state; 1 without a record."""
+    """The recorded format of the state; 1 for parts without a record, the present format if there are no parts."""
     versions: Mapping[str, Mapping[str, int]]
     """The number of live files, by head table and schema version."""
     num_old: int

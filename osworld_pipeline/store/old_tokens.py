@@ -113,7 +113,7 @@ def _old_sequences(head: Path) -> pa.Table | None:
 
 
 def _split(row: Mapping[str, Any]) -> Iterator[Row]:
-    """The sequences of an episode. Raises StoreError if its tokens cannot be split."""
+    """The sequences of an episode. Raises StoreError if the tokens lack lengths, ValueError if these do not fit."""
     lengths, counts = row.get("sequence_lengths"), row.get("sequence_image_counts")
     if lengths is None and row.get("token_ids"):
         raise StoreError(

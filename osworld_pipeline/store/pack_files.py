@@ -95,7 +95,7 @@ def _member(descriptor: int, info: zipfile.ZipInfo, file_bytes: int) -> Member:
     offset = info.header_offset + _HEADER.size + num_name + num_extra
     is_stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
     if magic != _MAGIC or not is_stored or offset + info.file_size > file_bytes:
-        raise ValueError(f"{info.filename} is not stored uncompressed")
+        raise ValueError(f"{info.filename} is compressed, or not whole in the file")
     return Member(
         name=info.filename,
         offset=offset,

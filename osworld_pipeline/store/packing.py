@@ -1,4 +1,5 @@
-"""Moves cold images from single files into packs, concurrently with readers and writers, with bounded work per call.
+"""Moves cold images from single files into packs, concurrently with readers and writers. A byte limit (`pack_some`,
+`budget_bytes`) bounds the work of a call.
 
 First the pack is synced, then its index, then the packed files are removed, so an image is always in at least one
 place. After a kill, the next packing indexes a pack without an index and removes files that are already packed.

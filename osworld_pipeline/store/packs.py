@@ -23,7 +23,7 @@ from osworld_pipeline.store.pack_index import SUFFIX, Entry, PackIndex, records_
 FOLDER = "packs"
 INDEX_FOLDER = "index"
 SETTLED_NS = 2_000_000_000
-"""The listing of a folder that was changed less than this before is not kept: a later change may leave the folder's
+"""A listing is not kept if the folder was changed less than this time before it: a later change may leave the folder's
 time of change the same."""
 NUM_LOOKS = 5
 _DIGEST_HEX = 64

@@ -56,7 +56,7 @@ _NUM_LOOKS = 3
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class PartFile:
-    """The file of a head, and with the same name that of its details."""
+    """The file of a head; the files of its details have the same name."""
 
     part: str
     version: int

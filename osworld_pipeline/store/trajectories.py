@@ -127,7 +127,8 @@ class TrajectoryStore:
         self._write_part("updates", part, {"updates": [update_row(update) for update in updates]})
 
     def write_attempt(self, attempt: StageAttempt) -> None:
-        """Writes this attempt as its own part of `stage_attempts`, which replaces an earlier one. Raises StoreError."""
+        """Writes this attempt as its own part of `stage_attempts`; replaces the earlier part of the same attempt.
+        Raises StoreError."""
         self._write_part("stage_attempts", attempt.attempt_id, {"stage_attempts": [attempt_row(attempt)]})
 
     def existing_parts(self, table: str = "episodes", prefix: str = "") -> list[str]:
@@ -238,7 +239,10 @@ class TrajectoryStore:
         """The version of the rows that are written next. Raises StoreError: a bad name of a part."""
         for part in parts:
             if not _PART.fullmatch(part):
-                raise StoreError(f"'{part}' cannot name a part of {head}: use letters, digits, '.', '_' and '-'")
+                raise StoreError(
+                    f"'{part}' cannot name a part of {head}: use at most 181 letters, digits, '.', '_' and '-', "
+                    "beginning with a letter or a digit"
+                )
         if not self._has_note:
             begin_format(self.root)
             self._has_note = True

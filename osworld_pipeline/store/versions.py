@@ -1,5 +1,5 @@
-"""Versions of parts: milliseconds since 1970, and always above every version in the store, so that the last write wins
-although the clocks of hosts differ."""
+"""Versions of parts: milliseconds since 1970, shifted by VERSION_SHIFT bits (a compaction writes its generation into
+the lower bits), and above the versions in the store, so that the last write wins although hosts' clocks differ."""
 
 import threading
 import time

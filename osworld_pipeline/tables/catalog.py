@@ -50,7 +50,8 @@ def rebuild_catalog(state: StateDir) -> Path:
 
     Raises:
         TableError: a table's file is damaged or breaks its key; another rebuild holds the lock for too long.
-        StoreError: the file system refused, or the manifest of the compactions is damaged.
+        StoreError: the file system refused, the manifest of the compactions is damaged, or the state has a newer format
+            or must be migrated first.
     """
     lock = state.root / "catalog.lock"
     with locked(lock, timeout_s=LOCK_TIMEOUT_S, error=TableError, what="the catalog"):
@@ -117,7 +118,8 @@ def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
 
 @contextmanager
 def one_snapshot(state: StateDir) -> Iterator[None]:
-    """All calls of `fresh_views` in this block share one snapshot: results are consistent, and files are read once.
+    """All calls of `fresh_views` in this block share one connection with one snapshot: results are consistent, and the
+    tables and views are created once.
 
     Raises:
         TableError, StoreError: as fresh_views.

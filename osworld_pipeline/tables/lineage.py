@@ -122,7 +122,7 @@ WHERE m.kind <> 'episode' OR m.how <> 'rolled_out'
 """
 
 # Our own rollouts have no licence; demonstrations and weights from elsewhere have. A base that was made here has a
-# path below the state folder.
+# path relative to the state folder, a published one an absolute path.
 LICENCES = """
 CREATE VIEW licences AS
 SELECT a.checkpoint_id, coalesce(m.licence, 'unknown') AS licence, m.source_dataset, a.ancestor_id, a.generations,

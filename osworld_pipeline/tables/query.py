@@ -71,7 +71,7 @@ def _ask(state: StateDir, sql: str, timeout_s: float, fetch: Callable[[duckdb.Du
 
 def explain_slow(state: StateDir, sql: str) -> list[str]:
     """Why the query is slow, and what to query instead, one sentence each. If its plan shows no reason, one sentence
-    says how to investigate; empty if the query cannot be planned.
+    says how to investigate; empty if the query cannot be planned within EXPLAIN_S.
 
     Raises:
         TableError, StoreError: as open_catalog.

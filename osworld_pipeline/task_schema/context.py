@@ -17,7 +17,7 @@ class CommandResult:
     @property
     def was_killed(self) -> bool:
         """Whether SIGKILL (9) ended it, for example at a desktop's end or out of memory; its output then proves
-        nothing. A command reports it as a negative status, a shell as 128 or more for its command."""
+        nothing. A command that it ended has the status -9, a shell whose command it ended has 128 + 9."""
         return self.status == "success" and self.returncode in (-9, 128 + 9)
 
 

@@ -13,12 +13,14 @@ from osworld_pipeline.task_schema.verbs import VERBS
 
 HEAD = """# Verbs, getters and metrics of a task
 A task prepares its desktop with set-up verbs. Its evaluator reads state with getters and compares it with metrics.
-All have OSWorld's names and scores. This page lists them; it is generated from the code (`python -m
+Names and scores are OSWorld's, except those of the `windows_` metrics ([Windows](windows.md)). This page lists all
+verbs, getters and metrics; it is generated from the code (`python -m
 osworld_pipeline.task_schema.describe > docs/evaluators.md`).
 
 A task suite is checked against these lists when it is loaded, and an env server checks each task again before it
-leases a desktop. An unknown verb, getter, metric, parameter, rule or option is refused with a message that lists the
-known names; so is a rule that every desktop would satisfy. Names that only OSWorld's own desktop-env has
+leases a desktop. An unknown verb, getter, metric, parameter, rule or option is refused with a message that gives
+similar names, or all known ones. A rule that every desktop would satisfy is refused, too. Names that only OSWorld's
+own desktop-env has
 ([below](#only-in-desktop-env)) load in a suite with a warning, and run on env servers with `--grader
 osworld` or `--provider desktop_env`.
 

@@ -53,8 +53,8 @@ def _set_defaults() -> None:
 
 def open_client(tracking_uri: str) -> Any:
     """A client. A new SQLite database is created with all its tables before it becomes visible. No request is sent to a
-    server. Raises StoreError: a database's file system has no locks or refused, or another process creates it for too
-    long."""
+    server. Raises StoreError: a database's file system has no locks or refused, or another process takes too long to
+    create it."""
     _set_defaults()
     from mlflow import MlflowClient
 

@@ -102,8 +102,8 @@ def stage_run(
     """Opens a new attempt at the stage `stage_key`; both runs end FINISHED, FAILED, or KILLED when interrupted.
 
     Nested `params` are flattened: `gspo.phase1.temperature`. `unsent`: folder for unsent events, also those of earlier
-    stages; None: not kept. `say`: called with one sentence, once for each change, when MLflow stops responding,
-    responds again, or refuses an event; None logs a warning.
+    stages; None: not kept. `say`: called with one sentence when MLflow stops responding or responds again, and when
+    events are refused, dropped or unsent at the end; None logs a warning.
 
     Raises:
         TrackingError: MLflow cannot be reached, or refuses, when the runs are opened.

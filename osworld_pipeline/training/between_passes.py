@@ -37,8 +37,8 @@ class BetweenPasses:
     def __init__(
         self, process_group: ProcessGroup, send: Callable[[Consume | None], object], arrivals: Arrivals | None
     ) -> None:
-        """`send`: gathers the weights on all ranks and passes them to rank 0's receiver; an EngineError of the receiver
-        is reported only to its caller. `arrivals`: rank 0's; None there if nothing can arrive."""
+        """`send`: gathers the weights on all ranks and passes them to rank 0's receiver; it returns the receiver's
+        EngineError, which does not stop the update. `arrivals`: rank 0's; None there if nothing can arrive."""
         self._process_group = process_group
         self._send = send
         self._arrivals = arrivals

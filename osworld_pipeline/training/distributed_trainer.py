@@ -179,8 +179,8 @@ class DistributedTrainer:
             return self._gathered()
 
     def send_weights(self, consume: Consume | None) -> None:
-        """Passes all weights to `consume` on rank 0, None on the others, gathered tensor by tensor. An EngineError that
-        it raises leaves the trainer as it was, and is raised again."""
+        """Gathers all weights tensor by tensor and passes them to rank 0's `consume`, which is None on the other ranks.
+        An EngineError of `consume` leaves the trainer as it was, and is raised again."""
         with self._together("send_weights"):
             failed = self._send(consume)
         if failed is not None:

@@ -121,9 +121,9 @@ class GspoTrainer(DistributedTrainer):
     ) -> tuple[ScoredBatch, dict[str, float]]:
         """The trainer's own log-probabilities before the update, compared with the sampler's.
 
-        They are computed in the same passes in which the first epoch trains, so that the ratio of its first step is
-        exactly 1: in bfloat16 another layout of the batch is rounded differently, which a clip of 3.5e-4 would treat as
-        a change of the policy.
+        They are computed over the same micro-batches with which the first epoch trains, so that the ratio of its first
+        step is exactly 1: in bfloat16 another layout of the batch is rounded differently, which a clip of 3.5e-4 would
+        treat as a change of the policy.
         """
         settings = self._settings
         groups = [self._with_gradient(minibatch) for minibatch in minibatches]

@@ -30,7 +30,7 @@ class EnvConfig(Message):
     os_type: str = "Ubuntu"
     action_space: str = "pyautogui"
     screen_size: tuple[int, int] | None = None
-    """(width, height); None for the server's default. A server with other replicas refuses with 409."""
+    """(width, height); None for the server's size. A server with another size refuses with 409."""
     headless: bool = True
     require_a11y_tree: bool = True
     require_terminal: bool = False

@@ -31,6 +31,13 @@ def is_from_here(headers: Mapping[bytes, bytes], *, allows_links: bool = False) 
     )
 
 
+def is_from_program(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether no browser marks the request as its own. If a list of addresses controls access, a page in a browser on
+    an allowed machine could otherwise reach the port by a name of the page's own site."""
+    marks = (b"origin", b"sec-fetch-site", b"sec-fetch-mode")
+    return not any(mark in headers for mark in marks) and not headers.get(b"user-agent", b"").startswith(b"Mozilla/")
+
+
 def is_own_page(headers: Mapping[bytes, bytes], *, allows_links: bool = False) -> bool:
     """Whether no browser marks the request as sent by a page of another site. `allows_links`: also accepts that a user
     follows a link on another site to one of our pages, because the other site cannot read the result."""

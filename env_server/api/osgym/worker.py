@@ -199,7 +199,7 @@ class OsgymWorker:
         try:
             yield vm, self._episodes.find(vm.episode_id)
         except UnknownEpisodeError as error:
-            await self._end(vm_id, str(error))
+            await self._end(vm_id, str(error).removesuffix("; reset again"))
             raise UnknownVmError(f"VM {vm_id} is gone: {error}") from error
         except (ReplicaError, EvaluatorError) as error:
             await self._end(vm_id, str(error))

@@ -1,4 +1,4 @@
-"""Screens as plain images, of an episode and of any replica, in the format that the request selects."""
+"""Screens as plain images: of an episode, in the format that the request selects, and of any replica, as a JPEG."""
 
 import time
 from typing import Annotated, Any

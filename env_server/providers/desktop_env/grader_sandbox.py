@@ -234,7 +234,7 @@ class SandboxedGrader:
         Raises:
             ExcessError: it exceeded its limits.
             EvaluatorError: it crashed, died, or did not answer in time.
-            ReplicaError: the guest did not answer the grader.
+            ReplicaError: the guest did not answer the grader, or the call failed outside OSWorld's evaluators.
         """
         number = next(self._numbers)
         try:

@@ -27,8 +27,9 @@ _LOCAL_HELPER = (
 
 
 class DesktopEnvProvider:
-    """`folder` holds DesktopEnv's files other than its VMs; `plugin` is a function (region, options) that returns a VM
-    manager and a provider with desktop-env's interfaces, as module:function or file.py:function."""
+    """`folder` is the working folder of DesktopEnv's processes; VM images that it downloads are stored there, too.
+    `plugin` is a function (region, options) that returns a VM manager and a provider with desktop-env's interfaces, as
+    module:function or file.py:function."""
 
     name = "desktop_env"
     reset_timeout_s = RESET_LIMIT_S

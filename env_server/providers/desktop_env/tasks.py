@@ -87,11 +87,13 @@ def harmless_task(task: Task, install: DesktopEnvInstall, limits: TaskLimits) ->
 def _harmless_verb(task_id: str, verb: Any, install: DesktopEnvInstall, limits: TaskLimits) -> dict[str, Any]:
     name = verb.get("type") if isinstance(verb, Mapping) else None
     parameters = verb.get("parameters", {}) if isinstance(verb, Mapping) else None
-    if not isinstance(parameters, Mapping) or not isinstance(name, str) or name not in install.verbs:
+    if not isinstance(name, str) or name not in install.verbs:
         raise TaskError(
             f"task {task_id} needs the set-up verb {name!r}, which {install.name} does not have: "
             f"{suggestion(name, install.verbs)}"
         )
+    if not isinstance(parameters, Mapping):
+        raise TaskError(f"task {task_id}: the 'parameters' of the set-up verb {name!r} are not an object")
     made = dict(parameters)
     if name in ("execute", "command"):
         for key in ("stdout", "stderr"):

@@ -71,7 +71,7 @@ class Worker:
 
         Raises:
             SetupError, EvaluatorError: reported by the worker.
-            ReplicaError: the desktop or the worker is gone.
+            ReplicaError: the desktop or the worker is gone, or the worker reported any other error.
             WorkerSilentError: it did not answer in time.
         """
         exchange = asyncio.ensure_future(self._exchange(call, arguments, blob, limit_s))

@@ -17,7 +17,7 @@ def load_client(name: str, options: ClientOptions) -> SandboxClient:
     """`name` is that of an entry point, or module:attribute.
 
     Raises:
-        DependencyError: there is no such client, or it cannot be created; lists the known clients.
+        DependencyError: there is no such client (the message lists the known ones), or it cannot be created.
         ValueError: the client rejects these options.
     """
     found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}

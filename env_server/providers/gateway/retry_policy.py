@@ -23,8 +23,8 @@ class Backoff:
     cap_s: float = 20.0
 
     def wait_s(self, attempt: int, *, asked_s: float | None = None, share: float = 1.0) -> float:
-        """The wait before attempt number `attempt` + 1; `share` (0..1) is the random part. A delay that the gateway
-        requested is reduced only to MAX_RETRY_AFTER_S, and is extended by about a tenth at most."""
+        """The wait after attempt number `attempt`, counted from 0; `share` (0..1) is the random part. A delay that the
+        gateway requested is reduced only to MAX_RETRY_AFTER_S, and is extended by about a tenth at most."""
         own_s = min(self.cap_s, self.first_s * 2.0 ** min(attempt, 30)) * (0.5 + 0.5 * share)
         if asked_s is None:
             return own_s

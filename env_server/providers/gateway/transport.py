@@ -24,7 +24,8 @@ from osworld_pipeline.errors import ReplicaError
 
 DEFAULT_LIMIT_S = 30.0
 SHORTEST_SHARE_S = 10.0
-"""A call that may be repeated spends a third of its time on one answer, but no less than this."""
+"""An attempt of a call that does no harm if it is repeated gets a third of the time left, but no less than this. An
+attempt of any other call gets all of the time left, even if the gateway stores answers."""
 REPEATABLE_POSTS = frozenset(
     {
         "/cursor_position", "/desktop_path", "/file", "/list_directory", "/screen_size", "/setup/change_wallpaper",
@@ -52,8 +53,8 @@ class SandboxTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """
         Raises:
-            ReplicaError: the guest did not answer within the request's time, or a retry might execute the call
-                twice.
+            ReplicaError: the guest did not answer within the request's time, its sandbox is gone, the gateway refused
+                the request, or a retry might execute the call twice.
         """
         limit_s = request.extensions.get("timeout", {}).get("read") or DEFAULT_LIMIT_S
         call = SandboxRequest(

@@ -1,5 +1,5 @@
 """Brings a machine without a guest agent from power-on to a desktop that answers, as a state machine: each stage sends
-input and then polls for its expected result. There are no fixed sleeps, and every stage has a limit."""
+input and then polls for its expected result, with a limit. It does not wait a fixed time for the result."""
 
 import asyncio
 import logging

@@ -103,8 +103,8 @@ class Cell:
     async def open_network(self) -> None:
         """
         Raises:
-            ReplicaError: the sandbox has ended.
-            DependencyError: slirp4netns does not work here.
+            ReplicaError: the sandbox has ended, or the network was not up in time.
+            DependencyError: slirp4netns is not installed, or does not work here.
         """
         held = self._held
         assert held.process is not None, "spawned"

@@ -75,4 +75,4 @@ class MachineGuest(GuestClient):
 
     def _give_up_agent(self, error: ReplicaError) -> None:
         self.is_silent = True
-        log.warning("%s; from now on its screen and keys are QEMU's", error)
+        log.warning("from now on the screen and keys of %s are QEMU's: %s", self._name, error)

@@ -159,7 +159,7 @@ class QemuProvider:
             try:
                 return await self._save(digest, spec, walls)
             except ReplicaError as error:
-                log.warning("%s; it is booted again", error)
+                log.warning("a machine is booted again, because: %s", error)
         return await self._save(digest, spec, walls)
 
     async def _save(self, digest: str, spec: MachineSpec, walls: Walls) -> SavedState:

@@ -33,7 +33,7 @@ class QmpClient:
         """Waits for QEMU's greeting; it comes once every disk and memory file is open."""
         self._greeted = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read())
-        await self._wait(self._greeted, "greeting", timeout_s)
+        await self._wait(self._greeted, "with its greeting", timeout_s)
         await self.execute("qmp_capabilities", timeout_s=timeout_s)
 
     async def execute(
@@ -77,7 +77,7 @@ class QmpClient:
 
     async def wait_for(self, event: str, future: asyncio.Future[Mapping[str, Any]], timeout_s: float) -> Any:
         try:
-            return await self._wait(future, event, timeout_s)
+            return await self._wait(future, f"with the event {event}", timeout_s)
         finally:
             self._watchers = [watcher for watcher in self._watchers if watcher[1] is not future]
 

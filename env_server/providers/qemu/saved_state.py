@@ -133,7 +133,7 @@ def _publish(images: Path, digest: str, work: Path) -> SavedState:
 
 
 async def _acquire(lock: contextlib.ExitStack, path: Path) -> None:
-    """Waits without blocking the loop; a cancelled wait releases the lock at once."""
+    """Waits without blocking the loop; a cancelled wait leaves no lock behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + SAVE_LIMIT_S
     while True:
@@ -142,7 +142,9 @@ async def _acquire(lock: contextlib.ExitStack, path: Path) -> None:
             return
         except DependencyError:
             if time.monotonic() > until:
-                raise
+                raise DependencyError(
+                    f"another process has held {path} for {SAVE_LIMIT_S:g} s; end that process, or wait for it"
+                ) from None
             await asyncio.sleep(0.2)
 
 

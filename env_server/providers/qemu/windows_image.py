@@ -49,8 +49,8 @@ def write(text: str) -> Call:
 
 
 def windows_stages(password: str, channel: FileChannel, *, login_mark: Mark | None = None) -> tuple[Stage, ...]:
-    """The stages from power-on to a desktop whose files can be read. Only the last stage shows that the login
-    succeeded: no server is started at a lock screen."""
+    """The stages from power-on to a desktop whose files can be read. Only the stage `the file server` shows that the
+    login succeeded: no server is started at a lock screen."""
     prompt: Sign = shows_mark(login_mark) if login_mark is not None else has_changed(still_s=2.0)
     return (
         Stage(name="the start", until=shows_something(still_s=8.0), limit_s=BOOT_LIMIT_S),

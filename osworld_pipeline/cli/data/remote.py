@@ -99,7 +99,8 @@ def collect(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Push, then remove objects that neither the manifest of the object store nor a row names. Safe during training."""
+    """Push, then remove objects that neither the manifest of the object store nor a row names, and single images that
+    are also in a pack. Safe during training."""
     from osworld_pipeline.remote.garbage import collect_remote_garbage
     from osworld_pipeline.remote.status import need_remote
 

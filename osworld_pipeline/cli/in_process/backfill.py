@@ -36,7 +36,8 @@ def run_backfill(
     suite, in the requested order. `on_start` is called with the evaluations after all checks.
 
     Raises:
-        PipelineError: before anything starts: no such checkpoint, suite or recipe, or as open_in_process.
+        PipelineError: before anything starts: no such checkpoint, suite or recipe, or as open_in_process; later: a pool
+            stays full (wait_for_pools).
         JobStoppedError: an evaluation failed; finished ones are kept.
     """
     state, recipe = StateDir(state_root.resolve()), source.load()

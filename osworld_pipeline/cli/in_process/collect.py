@@ -52,7 +52,7 @@ def run_collect(
 
     Raises:
         PipelineError: before anything starts: no such checkpoint, tasks or recipe, no oracle for a task, or as
-            open_in_process.
+            open_in_process; later: a pool stays full (wait_for_pools).
         JobStoppedError: the collection failed; finished episodes are kept.
     """
     state, recipe = StateDir(state_root.resolve()), source.load()

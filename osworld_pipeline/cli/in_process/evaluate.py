@@ -45,7 +45,8 @@ def run_evaluate(
     `on_start` is called with the evaluation after all checks. Returns the result document (evaluation/result_file.py).
 
     Raises:
-        PipelineError: before anything starts: no such checkpoint, tasks or recipe, or as open_in_process.
+        PipelineError: before anything starts: no such checkpoint, tasks or recipe, or as open_in_process; later: a pool
+            stays full (wait_for_pools).
         JobStoppedError: the evaluation failed; finished episodes are kept.
     """
     state, recipe = StateDir(state_root.resolve()), source.load()

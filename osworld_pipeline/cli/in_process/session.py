@@ -108,8 +108,8 @@ class InProcess:
         self.bars.expect(times * len(list(keys)))
 
     def evaluate(self, checkpoint_ids: Sequence[str], suites: Sequence[str]) -> None:
-        """Each checkpoint on each suite, one run each; finished evaluations are not repeated. Raises
-        JobStoppedError."""
+        """Each checkpoint on each suite, one run each; finished evaluations are not repeated. Raises JobStoppedError
+        and PipelineError as `run`."""
         self.instance.add_dynamic_partitions(str(CHECKPOINTS.name), list(checkpoint_ids))
         self.expect(EVALUATE, times=len(checkpoint_ids) * len(suites))
         for suite in suites:

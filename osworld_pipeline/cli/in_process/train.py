@@ -64,8 +64,8 @@ class TrainRequest:
         """`stages`: comma-separated names.
 
         Raises:
-            RecipeError: a name is unknown, the stages are not consecutive, or the first one does not train a
-                checkpoint.
+            RecipeError: a name is unknown, the stages are not consecutive, or `start` is given and `stages` contains
+                base, which creates a model.
         """
         names = [name.strip() for name in stages.split(",") if name.strip()]
         for name in names:

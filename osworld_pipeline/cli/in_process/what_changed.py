@@ -74,11 +74,11 @@ def _family_lines(change: Change) -> list[str]:
 
 def _replay_line(replay: ReplayShare) -> str:
     if not replay.num_injected:
-        return f"Replay: no demonstration joined any of {replay.num_groups} groups."
+        return f"Replay: no recorded success joined any of {replay.num_groups} groups."
     return (
-        f"Replay: a demonstration joined {replay.num_injected} of {replay.num_groups} groups, of "
+        f"Replay: a recorded success joined {replay.num_injected} of {replay.num_groups} groups, of "
         f"{counted(replay.num_tasks, 'task')}; {replay.num_solved_later} of these tasks "
-        "were solved for the first time after that, without a demonstration."
+        "were solved for the first time after that, by the policy alone."
     )
 
 

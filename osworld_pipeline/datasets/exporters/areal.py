@@ -140,7 +140,10 @@ class _Writer:
             return None
         name = f"episode {row['episode_id']}"
         if row["processor_digest"] and row["processor_digest"] != self._digest:
-            raise DatasetError(f"{name} holds tokens of another processor: name the checkpoint it was sampled with")
+            raise DatasetError(
+                f"{name} holds tokens of another processor: set --processor to the folder of the checkpoint that "
+                "sampled it, or exclude the episode with --where"
+            )
         try:
             turns = split_turns(sequences, image_token_id=self._processor.image_token_id)
             longest = max(len(turn.prompt_ids) + len(turn.output_ids) for turn in turns)

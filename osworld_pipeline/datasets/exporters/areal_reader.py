@@ -19,8 +19,8 @@ def read_turns(folder: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def read_episode(path: str | Path) -> list[dict[str, Any]]:
-    """The episode's turns in order. `multi_modal_input` always has one entry for each sequence, an empty one for a turn
-    without images. An export without any image has no such key, like AReaL's text-only stage."""
+    """The episode's turns in order. If the export has images, `multi_modal_input` has one entry for each sequence, an
+    empty one for a turn without images. Otherwise there is no such key, like in AReaL's text-only stage."""
     import torch
     from safetensors import safe_open
 

@@ -1,5 +1,6 @@
-"""An export's folder: written to a temporary folder, synced, and moved into place by one rename. An existing target is
-kept unless the caller replaces an earlier export."""
+"""An export's folder: written to a temporary folder, synced, and moved into place by one rename (two, if it replaces an
+earlier export on a system that cannot swap folders). An existing target is kept unless the caller replaces an earlier
+export."""
 
 import ctypes
 import errno

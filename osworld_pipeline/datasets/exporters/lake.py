@@ -28,7 +28,7 @@ STORED = "stored_"
 _WRITERS = {"parquet": write_parquet_table, "lance": write_lance_table}
 _HEADERS: Mapping[LakeFormat, str] = {
     "parquet": "-- In DuckDB: SET file_search_path = 'this folder'; then these statements.",
-    "lance": f"-- In DuckDB's Python client: register('{STORED}NAME', lance.dataset('NAME.lance')) of each\n"
+    "lance": f"-- In DuckDB's Python client: register('{STORED}NAME', lance.dataset('NAME.lance')) for each\n"
     "-- table; then these statements.",
 }
 _OWN = "this pipeline"

@@ -78,6 +78,7 @@ def export_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
 
     Raises:
         TableError: no such state folder, a table cannot be read, or a filter is bad SQL.
+        StoreError: as fresh_views.
     """
     if not state.root.is_dir():
         raise TableError(f"there is no state folder {state.root}: name another one with --state")

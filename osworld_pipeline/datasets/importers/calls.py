@@ -53,8 +53,8 @@ _POSITIONS = {
 
 
 def read_code(code: str) -> tuple[Call, ...]:
-    """The calls of a recorded step. `computer.f(...)` (AgentNet's own calls) and WAIT, DONE, FAIL become a Call of that
-    name.
+    """The calls of a recorded step. WAIT, DONE and FAIL become a Call of that name. Of AgentNet's own calls
+    `computer.wait` becomes WAIT, `computer.terminate` DONE or FAIL, and a click keeps its name.
 
     Raises:
         ActionParseError: anything other than known calls with literal arguments.
@@ -127,7 +127,8 @@ def actions_of(calls: Sequence[Call], to_pixels: ToPixels, pointer: Pointer) -> 
     own; a step with only a pause is a wait, and a click without a point is at the last known pointer position.
 
     Raises:
-        ActionParseError: a call that no action can express; the message names it.
+        ActionParseError: a call that no action can express, a call after the end of the task, a key that is held beyond
+            the step, or calls without effect.
     """
     actions: list[Arguments] = []
     for call in calls:

@@ -31,7 +31,7 @@ _HIDDEN = re.compile(r"\.(?P<name>[a-z0-9_]+)\.(?P<kind>new|old)")
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
     name: str
-    """Name of the import and its rows' source_dataset: lower-case letters, digits and `_`."""
+    """Name of the import and its rows' source_dataset: 1 to 64 lower-case letters, digits and `_`."""
     licence: str
     """The licence of the data, as text."""
     revision: str = ""
@@ -62,7 +62,7 @@ class ImportSummary:
 def check_options(options: ImportOptions) -> None:
     """Raises DatasetError for an invalid name or a missing licence."""
     if not _NAME.fullmatch(options.name):
-        raise DatasetError(f"'{options.name}' cannot name an import: use lower-case letters, digits and '_'")
+        raise DatasetError(f"'{options.name}' cannot name an import: use 1 to 64 lower-case letters, digits and '_'")
     if not options.licence.strip():
         raise DatasetError(f"import {options.name} has no licence: name the licence of the data, or 'unknown'")
 

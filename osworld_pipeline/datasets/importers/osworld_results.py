@@ -1,6 +1,6 @@
 """OSWorld's result folders: every attempt becomes an episode of the trajectory store, and every success that our
 dialect can express becomes a demonstration. Imported as evaluations, the attempts are rows of `evals` and not training
-data. An attempt without a grader's score is a fault, not a score of 0.
+data. An attempt without a grader's score is a fault or a timeout, not a score of 0.
 """
 
 import shutil
@@ -136,7 +136,7 @@ def _import_attempt(writer: ImportWriter, episodes: _StagedEpisodes, folder: Pat
     screens = [step.screen for step in attempt.steps if step.screen is not None]
     episodes.add(attempt_episode(attempt, task, actions, relative=relative, options=writer.options), screens)
     if attempt.num_earlier_rows:
-        reason = f"{attempt.num_earlier_rows} rows in this file belong to earlier runs, which have no result"
+        reason = f"traj.jsonl has rows of earlier runs, which have no result: {attempt.num_earlier_rows}"
         writer.add_reject(BadRecord(kind="malformed", reason=reason), path=relative, line=1, task_id=attempt.task_id)
     _add_task(writer, task)
     if attempt.score is None or attempt.score < SUCCESS_THRESHOLD:

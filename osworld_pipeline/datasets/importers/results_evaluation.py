@@ -64,7 +64,8 @@ def as_evaluation(episode: Episode, attempt: ResultAttempt, *, options: ImportOp
 
 
 def _policy(attempt: ResultAttempt) -> str:
-    """The checkpoint that an export of ours names; the folder may be that of one of several seeds."""
+    """The checkpoint that an export of ours names, because the folder may be that of one of several seeds; else the
+    model."""
     return _text(attempt.settings, "checkpoint_id") if _own_key(attempt.settings) else attempt.model
 
 
@@ -76,7 +77,7 @@ def _identifier(name: str) -> str:
 
 def _evaluation_key(settings: Mapping[str, Any], checkpoint_id: str, tasks: Iterable[str]) -> str:
     """Equal for comparable evaluations: the key of an evaluation of ours, else a digest of the settings that affect a
-    score. Attempts without recorded settings are comparable only with those of the same checkpoint."""
+    score and of the tasks. Attempts without recorded settings are comparable only with those of the same checkpoint."""
     own = _own_key(settings)
     if own:
         return own

@@ -62,7 +62,8 @@ class BlockReader:
         return reading
 
     def write(self, kept: Sequence[int], first_line: int) -> bytes:
-        """The rows of the candidates at these indices; line numbers start at `first_line`. Raises StoreError."""
+        """The rows of the candidates at these indices. `first_line`: number of lines before the block. Raises
+        StoreError."""
         assert self._origin is not None, "write is called after read"
         chosen = [self._candidates[index] for index in kept]
         self._candidates = []

@@ -82,8 +82,8 @@ def read_replay(
     block_bytes: int = BLOCK_BYTES,
 ) -> ReplayCounts:
     """Writes each demonstration's first appearance into `sink`; memory holds a few blocks, 16 bytes of every key, and
-    the places of duplicates. `num_workers`: None means one per core, at most MAX_WORKERS; sources of less than
-    SMALL_BYTES are read without workers.
+    the places of duplicates. `num_workers`: None means one per core, at most MAX_WORKERS; no worker is started if all
+    sources together have less than SMALL_BYTES.
 
     Raises:
         DatasetError: a worker died or hangs.

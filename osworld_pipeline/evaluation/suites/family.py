@@ -134,7 +134,7 @@ class Family:
     draw: Callable[[random.Random], Arguments]
     make_scene: Callable[[Arguments, Screen], Scene]
     has_shortcut: bool = False
-    """Then the arguments of an instance end with its Way."""
+    """If true, the arguments of an instance end with its Way."""
 
     def instance_arguments(self, *, seed: int, num_instances: int) -> list[Arguments]:
         """Arguments of the instances 0..n-1, mutually distinct; a longer list begins with a shorter one.

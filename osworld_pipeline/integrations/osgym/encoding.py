@@ -25,7 +25,7 @@ TEXT_KEYS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids
 @dataclass(frozen=True, kw_only=True)
 class EncodedImage:
     token_ids: tuple[int, ...]
-    """Tokens of the prompt, with placeholders expanded."""
+    """The image's tokens in a prompt, with placeholders expanded."""
     inputs: Mapping[str, torch.Tensor]
     """The model's other inputs (pixel_values, image_grid_thw, ...), with images along the first axis."""
 
@@ -71,7 +71,8 @@ class PromptEncoder:
         self._num_cached_bytes = 0
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
-        """The prompt, or the part of it that fits `max_length`: the task, and the newest screenshots completely.
+        """The prompt, or the part of it that fits `max_length`: the task, and the newest screenshots completely. If the
+        prompt has no screenshots: the task and the newest texts, or only the last tokens.
 
         Raises:
             ValueError: not even the task and the newest screenshot fit, or there are images and no processor.

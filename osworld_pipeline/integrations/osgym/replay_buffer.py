@@ -43,7 +43,7 @@ class ReplayBuffer:
         self.balance_thres = balance_thres
         self._ring: list[Item] = []
         self._oldest = 0
-        """Index of the next item in a full ring."""
+        """Index of the oldest item in a full ring, which the next item replaces."""
         self._open: dict[str, list[Item]] = {}
         """uid -> the steps of an unfinished episode"""
         self._random = random.Random(seed)

@@ -135,7 +135,7 @@ class TransformersEngine:
         try:
             tensors = check_state(self._model, state_dict)
         except ValueError as error:
-            raise EngineError(f"cannot load the weights at {source}: {error}") from error
+            raise EngineError(f"cannot load the weights of {source}: {error}") from error
         future: Future[None] = Future()
 
         def load() -> None:

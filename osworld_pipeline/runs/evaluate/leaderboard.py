@@ -1,4 +1,4 @@
-"""The leaderboard of a state folder: all evaluations, with the training data of each checkpoint."""
+"""The leaderboard of a state folder: all evaluations, each checkpoint compared with its parent."""
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.evaluation.leaderboard import Leaderboard, build_leaderboard

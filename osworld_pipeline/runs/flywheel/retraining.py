@@ -75,7 +75,7 @@ class Decision:
 def new_data_since(
     state: StateDir, champion_id: str, history: Sequence[Retraining], *, threshold: float, is_data_new: bool
 ) -> NewData:
-    """`history`: as in decide. `threshold`: minimum raw task reward of a success. Raises TableError."""
+    """`history`: as in decide. `threshold`: minimum raw task reward of a success. Raises TableError, StoreError."""
     asked = {
         "since": last_look(state, champion_id, history),
         "threshold": threshold,

@@ -66,7 +66,7 @@ async def open_rollouts(
 
     Raises:
         EnvServerError: no env server answers, or two differ in desktop image or grader; names them.
-        EngineError: the engine does not answer, or its responses cannot be trained on.
+        EngineError: the engine does not answer, fails the parity probe, or its responses cannot be trained on.
     """
     if job.actors is not None:
         async with _on_actors(job, trainer, thread, point) as rollouts:

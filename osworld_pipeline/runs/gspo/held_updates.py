@@ -27,7 +27,7 @@ Kind = TypeVar("Kind")
 
 MAX_PAUSE_S = 600.0
 JITTER = 0.5
-"""Random share added to a pause, so that stages that share desktops do not resume together."""
+"""Largest random share added to a pause, so that stages that share desktops do not resume together."""
 _ERRORS: Mapping[Outcome, type[PipelineError]] = {
     Outcome.ENV_FAULT: EnvServerError,
     Outcome.POLICY_FAULT: EngineError,

@@ -115,8 +115,8 @@ def record_batch(store: TrajectoryStore, job: GspoJob, batch: GspoBatch, update:
 
 
 def read_recent(job: GspoJob, update: int) -> Mapping[str, RecentEpisodes]:
-    """Recent episodes by task before `update`, of this stage and the stages that it descends from. Raises
-    TableError."""
+    """Recent episodes by task before `update`, of this stage and the stages that it descends from. Raises TableError,
+    StoreError."""
     return recent_success(
         job.state,
         stage_key=job.checkpoint_id,

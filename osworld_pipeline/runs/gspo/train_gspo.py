@@ -100,6 +100,7 @@ async def train_phase(
     Raises:
         TableError: there are no training tasks.
         EnvServerError, EngineError: no episode can be run.
+        EnvServerError, EngineError, EvaluatorError, TrainingError: an update was held too often (collect_update).
         StoreError, TrainingError: as store and trainer.
     """
     tasks = load_gspo_tasks(job.state, job.recipe)

@@ -112,8 +112,8 @@ class ThroughFolder:
 
 
 class Broadcast:
-    """Sends weights through a process group with the servers; nothing is written. A server that restarts before the
-    next update receives the weights again."""
+    """Sends weights through a process group with the servers; a folder is written only for a new comparison of the only
+    server. A server that restarts before the next update receives the weights again."""
 
     def __init__(
         self,

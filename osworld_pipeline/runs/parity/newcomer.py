@@ -43,7 +43,7 @@ def newcomer_check(recipe: Recipe, renderer: Renderer, *, load: LoadCheckpoint) 
                 raise
             except EngineError as error:  # not the newcomer's fault
                 raise TransientError(f"the comparison with {reference.name} failed: {error}") from error
-            against = f"{reference.name}, which has passed"
+            against = f"{reference.name}, which has passed,"
         if verdict.finding is not None:
             raise EngineError(refusal(newcomer.name, verdict, against=against))
 

@@ -91,7 +91,7 @@ def refusal(name: str, verdict: Verdict, *, against: str = "the checkpoint") -> 
     finding = verdict.finding
     assert finding is not None, "an engine without a finding is not refused"
     fit = (
-        "no known defect explains it better"
+        "the cause is not known more precisely"
         if finding.left is None
         else f"a forward pass with this defect differs by {finding.left:.1g}"
     )

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 EXPLAINED = 0.25
 """A defect explains a difference if at most this share of it remains."""
 IMAGE_FACTOR = 3.0
-"""Known defects are tried if a sample with images differs by more than this many times as much as text samples."""
+"""Within the limit, known defects are tried only if a sample with images differs by more than this many times as much
+as text samples."""
 SCALES = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.25, 1.5, 2.0, 4.0)
 """Factors of a wrong temperature that are tried."""
 CONTRACT = "check that the server reports log-probabilities after temperature and gives banned ids no probability"
@@ -61,7 +62,8 @@ class Finding:
     mean_diff: float
     max_diff: float
     left: float | None
-    """Mean difference over all samples that remains with the defect imitated; None if no known defect fits."""
+    """Mean difference over all samples that remains with the defect imitated; None if no known defect fits, or none was
+    tried (peers.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,8 +176,8 @@ class _Comparison:
             yield _Imitation(name=defect.name, advice=defect.advice, means=means)
 
     def _best(self, imitations: Iterable[_Imitation]) -> Finding | None:
-        """The imitation with the smallest remainder, if it explains the differences of the samples that it changes, and
-        the other samples differ by no more than that."""
+        """The imitation with the smallest remainder, if at most the share EXPLAINED of the mean difference of the
+        samples that it changes remains, and each other sample differs by no more than this limit or rounding."""
         best = min(imitations, key=self._left)
         changed = [(own, left) for own, left in zip(self._means, best.means, strict=True) if left is not None]
         if not changed:

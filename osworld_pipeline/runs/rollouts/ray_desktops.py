@@ -192,7 +192,9 @@ def ray_desktops(
             urls = asyncio.run(_opened(keeper, timeout_s))
         except (EnvServerError, LostActorError) as error:
             each = desktops.server(desktops.sizes[0])
-            raise EnvServerError(f"{error}; an env server needs {each} on one node") from error
+            is_lost = isinstance(error, LostActorError)
+            cause = f"the actor that starts the env servers was lost: {error}" if is_lost else str(error)
+            raise EnvServerError(f"{cause}; an env server needs {each} on one node") from error
         for url in urls:
             report(Info(message=f"desktops: {url}/status"))
         yield EnvServers(urls=(f"{RAY_SCHEME}://{name}",), token=token, num_replicas=sum(desktops.sizes))

@@ -86,7 +86,7 @@ async def rollout_session(
     receives warnings about servers that join later; None logs them.
 
     Raises:
-        EnvServerError: as open_env_client.
+        EnvServerError, StoreError: as open_env_client.
         EngineError: the engine does not answer, or fails the parity probe; names it.
         RecipeError: there is no policy to sample from.
     """

@@ -22,7 +22,7 @@ def main(job: SftJob, report: Report) -> dict[str, Any]:
 
     Raises:
         TrainingError: there are no demonstrations, another trainer works on this stage, or a loss is not finite.
-        StoreError, TableError: inputs cannot be read, or the checkpoint cannot be written.
+        StoreError, TableError: inputs cannot be read, the replay buffer is empty, or the checkpoint cannot be written.
     """
 
     def examples(trainer: Any) -> Examples:
@@ -43,6 +43,7 @@ def read_demonstrations(state: StateDir, recipe: Recipe, processor: Any) -> Demo
 
     Raises:
         TrainingError: none of them can be trained on; names the reason.
+        TableError: the replay buffer is empty, or the tables cannot be read.
     """
     renderer, blobs, max_tokens = Renderer(processor), BlobStore(state.blobs), recipe.agent.max_context_tokens
     replay = recipe.replay

@@ -1,5 +1,5 @@
-"""Summaries of the raw sources. A source is read again only if the size or modification time of a file has changed,
-because hashing 100 GB on each check would take minutes."""
+"""Summaries of the raw sources. A source is read again only if the name, size or modification time of a file, or the
+code that reads it (READERS), has changed, because hashing 100 GB on each check would take minutes."""
 
 import json
 from collections.abc import Iterable, Mapping

@@ -43,7 +43,8 @@ class Violations:
 
 
 MAX_KL = 5.0
-"""Nats per token between a policy and its reference; above this the policy has lost almost all of the reference."""
+"""Nats per token between a policy and its reference; above this the policy has almost nothing in common with the
+reference."""
 MAX_SAMPLER_DIFF = 0.05
 """Limit of the mean difference of log-probabilities between trainer and sampler; bfloat16 causes a fifth of it."""
 UNSOUND_TRAINING = f"""

@@ -36,8 +36,8 @@ def plan_migration(state: StateDir, on_progress: OnProgress | None = None) -> Mi
 
 
 def migrate_state(state: StateDir, on_progress: OnProgress | None = None) -> Migration:
-    """Rewrites old parts, then the catalog; safe during writes and reads of this version, and after a kill it is called
-    again. Nothing is written if nothing is due.
+    """Rewrites old parts, then the catalog; safe during writes and reads of this version. After a kill, call it again.
+    Nothing is written if nothing is due.
 
     Raises:
         StoreError: as plan_migration, other upkeep runs, or the file system refused.

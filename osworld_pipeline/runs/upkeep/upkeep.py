@@ -49,8 +49,8 @@ def compact_store(
     cold_days: float = COLD_DAYS,
     on_progress: OnProgress | None = None,
 ) -> CompactionSummary:
-    """Merges many small parts into few large files, and packs images that were not stored for `cold_days`; safe during
-    writes and reads. `budget_bytes`: limit of the bytes read per table; images then have a separate budget.
+    """Merges many small parts into few large files, and packs images that were not written or touched for `cold_days`;
+    safe during writes and reads. `budget_bytes`: limit of the bytes read per table; images then have a separate budget.
 
     Raises:
         StoreError: the folder is a cache of an object store, other maintenance is running, or as compact_parts.

@@ -58,7 +58,8 @@ class PlayedBack:
 
 
 class Play(Protocol):
-    """Plays one demonstration once, on any desktop. Raises EnvServerError, as `play_back`."""
+    """Plays one demonstration once, on any desktop. Raises EnvServerError, as `play_back`, and EngineError if no
+    rollout actor starts."""
 
     async def __call__(self, playback: Playback, task: Task, pause_s: float) -> PlayedBack: ...
 

@@ -219,8 +219,9 @@ def _image_size(blobs: BlobStore, sha256: str) -> tuple[int, int]:
 
 
 def _join_chunks(rows: Sequence[_Row], unplayable: dict[str, list[str]]) -> Iterator[list[_Row]]:
-    """The complete demonstrations of one task: chunks 0 to n that follow each other in one file, or else the task's
-    only row of each number (after deduplication the rest of a demonstration may be in another file)."""
+    """The complete demonstrations of one task: chunks 0 to n that follow each other in one file, and then one of all
+    other rows of the task if they have each number from 0 exactly once (after deduplication the rest of a demonstration
+    may be in another file)."""
     left: list[_Row] = []
     by_file: dict[tuple[str, str], list[_Row]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: (row.source, row.line, row.row_id)):

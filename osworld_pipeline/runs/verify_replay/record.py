@@ -77,7 +77,7 @@ class VerificationRecord:
         return Verdict.FAILED if len(graded) >= num_attempts else Verdict.OPEN
 
     def digest(self) -> str:
-        """Digest of the best reward of each row; it changes only if visible rewards change."""
+        """Digest of the best reward of each row; a new try changes it only if it changes one of these."""
         best: dict[str, float] = {}
         for row_id, tries in self._by_row.items():
             rewards = [one.reward for one in tries.values() if one.reward is not None]
@@ -95,6 +95,7 @@ def read_record(state: StateDir) -> VerificationRecord:
 
     Raises:
         TableError: a part is damaged.
+        StoreError: as create_pinned_views.
     """
     names = [field.name for field in fields(ReplayVerification)]
     with duckdb.connect(":memory:") as connection:

@@ -89,7 +89,7 @@ QUESTIONS = (
         name="shared-screenshots",
         question="Which screenshots did several episodes see, and how much space does storing them once save?",
         sql=_SHARED_SCREENSHOTS,
-        reading="Screenshots are blobs by content. `bytes_saved` is NULL if an older row lacks the size.",
+        reading="Screenshots are blobs by content. `bytes_saved` is NULL if no row has the size, as in older files.",
     ),
     Question(
         name="tasks-never-tried",

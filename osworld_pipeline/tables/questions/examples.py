@@ -1,4 +1,4 @@
-"""Example queries: the two of the README and the last one of the demo."""
+"""Queries that are used more than once: the two of docs/tour.md, and the success of each checkpoint."""
 
 BEST_EPISODE_SCREENSHOTS = """
 WITH best AS (

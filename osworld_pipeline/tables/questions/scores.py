@@ -146,8 +146,8 @@ QUESTIONS = (
         name="fell-between-checkpoints",
         question="Which tasks got worse from a checkpoint to the one trained from it?",
         sql=_FELL_BETWEEN_CHECKPOINTS,
-        reading="Paired by evaluation, task and seed: a fault on either side leaves the pair out. `lost` pairs "
-        "succeeded before and fail now.",
+        reading="Paired by `evaluation_key`, `desktops`, task and seed: a fault on either side leaves the pair out. "
+        "`lost` pairs succeeded before and fail now.",
     ),
     Question(
         name="cost-per-success",
@@ -195,8 +195,8 @@ QUESTIONS = (
         name="faults-by-replica",
         question="Which replicas fail, how often and how?",
         sql=_FAULTS_BY_REPLICA,
-        reading="`most_retries` is the highest attempt number: the episode was retried on another replica. "
-        "`(none)`: the episode did not get a replica.",
+        reading="`most_retries` is the highest attempt number, from 0: above 0 an episode was retried on a new "
+        "desktop. `(none)`: the episode did not get a replica.",
     ),
     Question(
         name="repeated-failing-actions",

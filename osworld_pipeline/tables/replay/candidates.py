@@ -149,6 +149,7 @@ class ReplayCandidates:
 
         Raises:
             TableError: the tables cannot be read.
+            StoreError: the store's manifest is damaged, or the state has a newer format or must be migrated first.
         """
         self._state = state
         self._section = section

@@ -60,7 +60,8 @@ def load_replay_rows(
     With `require_verified` only those that reached `min_reward` when they were executed again.
 
     Raises:
-        TableError: the replay buffer has not been built, or a table's file is damaged.
+        TableError: the replay buffer has not been built or is empty, or the tables cannot be read.
+        StoreError: as part_views.
     """
     verified = verified_rewards(state)
     rows: list[ReplayRow] = []
@@ -155,6 +156,7 @@ def replay_coverage(state: StateDir, task_ids: Sequence[str], section: ReplaySec
 
     Raises:
         TableError: the tables cannot be read.
+        StoreError: as part_views.
     """
     verified = verified_rewards(state)
     known, proven = _Ids(set(), set()), _Ids(set(), set())

@@ -45,7 +45,7 @@ def check_gnome_favorite_apps(apps: str, *, expected: Names) -> float:
     example=({"type": "list_directory", "path": "/home/user/photos"}, {"expected": ["sea.jpg", "wood.jpg"]}),
 )  # fmt: skip
 def check_moved_jpgs(tree: Mapping[str, Any] | None, *, expected: Names) -> float:
-    """1 if a folder has exactly these names."""
+    """1 if the entries of a folder have exactly these names, in any order."""
     if tree is None:
         return 0.0
     found = [node["name"] for node in tree["children"]]

@@ -24,7 +24,7 @@ def compare_text_file(
     actual: ResultFile | None,
     expected: ResultFile,
     *,
-    ignore_blanks: Annotated[bool, Key("whether white space in a row is one blank")] = False,
+    ignore_blanks: Annotated[bool, Key("whether consecutive white space, line ends included, is one blank")] = False,
     ignore_case: Annotated[bool, Key("whether letter case is ignored")] = False,
 ) -> float:
     """1 if two files have the same text."""

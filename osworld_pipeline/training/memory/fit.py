@@ -41,9 +41,9 @@ class Fit:
     recipe: Recipe
     shape: ModelShape
     estimate: Estimate
-    """Estimate of the stage with the largest need."""
+    """Estimate of the stage with the largest need (`judge`), or of the stage that starts (`check_memory`)."""
     gpu_bytes: int | None
-    """Memory of one GPU; None if unknown."""
+    """Memory of one GPU (`judge`), or its free memory (`check_memory`); None if unknown."""
 
     @property
     def is_ok(self) -> bool:

@@ -1,4 +1,4 @@
-"""Checks at collection time whether a sequence fits the trainer. Imports no torch."""
+"""Checks whether a sequence fits the trainer, at collection time and before forward passes. Imports no torch."""
 
 from osworld_pipeline.domain.trajectory import Trajectory
 from osworld_pipeline.errors import TrainingError

@@ -78,7 +78,7 @@ def line_chart(
     note: str = "",
 ) -> Chart | None:
     """Lines over x; None if no point is finite. `is_share`: 0..1, shown in percent. `y_range`: fixed range; by default
-    that of the values. `band`: description of `low` and `high`."""
+    0 to 1 with `is_share`, else that of the values. `band`: description of `low` and `high`."""
     drawn = [one for one in series if any(is_drawn(point.y) for point in one.points)]
     if not drawn:
         return None

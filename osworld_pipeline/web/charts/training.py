@@ -73,7 +73,7 @@ def training_sections(
     found = [
         Section(
             title="Evaluated suites",
-            about="Success of the milestones and of the end; a line for each suite and evaluation setting.",
+            about="Success of milestones and of the final checkpoint; a line for each suite and evaluation setting.",
             charts=_some(_evaluated(record, confidence, names or {})),
         )
     ]

@@ -64,7 +64,7 @@ def write_report(
     stage_keys: Collection[str] | None = None,
     checkpoints: Sequence[Checkpoint] = (),
 ) -> Path:
-    """Write `reports/report.html` from the current tables; curves of reward and success come from the training
+    """Write `reports/report.html` from the current tables; curves of the two rewards come from the training
     episodes, others from `metrics`. `stage_keys` names the evaluations with the recipe's settings, which come first and
     whose suite has `suite_digest`; evaluations with other settings follow, each group with its own tables. None shows
     all as one group. `checkpoints`: all of the state, with their parents.

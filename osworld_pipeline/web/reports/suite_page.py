@@ -220,7 +220,7 @@ def _start_zones(rows: Sequence[EvalRow], start: str | None, confidence: float) 
 
 
 def _best_episodes(table: LeaderboardTable, rows: Sequence[EvalRow]) -> list[FilmstripOf]:
-    """The longest success and failure of the first checkpoint."""
+    """The longest success and failure of the first checkpoint; a truncated episode instead of one that is missing."""
     best = table.rows[0].score.checkpoint_id
     chosen = []
     for outcome in (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TRUNCATED):

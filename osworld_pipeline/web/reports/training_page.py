@@ -174,7 +174,7 @@ def _dropped(groups: Sequence[TrainingGroup]) -> list[tuple[str, int, TrainingGr
 
 
 def _shown(record: TrainingRecord) -> list[FilmstripOf]:
-    """A success and a failure of the last updates that had one."""
+    """A success and a failure of the last updates that had one; a truncated episode instead of one that is missing."""
     found: Mapping[str, TrainingEpisode] = {
         episode.outcome: episode for episode in sorted(record.episodes, key=lambda one: (one.update, one.num_steps))
     }

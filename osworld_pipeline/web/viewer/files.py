@@ -43,7 +43,8 @@ def list_files(state: StateDir, head: str) -> StoreFiles:
     """The current files of `head`.
 
     Raises:
-        StoreError: the compaction's manifest is damaged, lost, or older than the compacted files.
+        StoreError: the compaction's manifest is damaged, lost, or older than the compacted files; or a part has no
+            version in its name.
     """
     root = state.trajectories.resolve()
     snapshot = take_snapshot(root, head)

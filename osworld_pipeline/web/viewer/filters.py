@@ -108,7 +108,7 @@ class EpisodeFilter:
         )
 
     def query(self) -> str:
-        """The address's query, in a fixed order; empty without a filter."""
+        """The address's query; empty for the first page of all episodes, the newest first."""
         return urlencode(self.pairs())
 
     def pairs(self) -> list[tuple[str, str]]:

@@ -112,10 +112,11 @@ class EpisodeIndex:
 
     @contextmanager
     def reading(self) -> Iterator["Reader"]:
-        """All queries of one reader see the same moment; each is stopped after QUERY_LIMIT_S.
+        """All queries of one reader see the same moment. A query that still runs QUERY_LIMIT_S after the start of the
+        reader is stopped.
 
         Raises:
-            BadQuestionError: a query took too long.
+            BadQuestionError: the queries took too long.
         """
         with self._database.cursor() as cursor:
             timer = threading.Timer(QUERY_LIMIT_S, cursor.interrupt)
@@ -127,7 +128,7 @@ class EpisodeIndex:
                 cursor.execute("COMMIT")
             except duckdb.InterruptException as error:
                 raise BadQuestionError(
-                    f"a query of this page took longer than {QUERY_LIMIT_S:g} s: narrow the filter, or try again later"
+                    f"the queries of this page took over {QUERY_LIMIT_S:g} s: narrow the filter, or try again later"
                 ) from error
             finally:
                 timer.cancel()

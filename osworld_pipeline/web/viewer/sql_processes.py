@@ -14,7 +14,7 @@ from osworld_pipeline.web.viewer.sql_process import LENGTH, MEMORY_LIMIT_BYTES
 from osworld_pipeline.wire.metrics_endpoint import TOKEN_VARIABLE as METRICS_TOKEN_VARIABLE
 
 NUM_AT_ONCE = 2
-"""Each may use all cores and MEMORY_LIMIT_BYTES."""
+"""Each may use up to four cores and MEMORY_LIMIT_BYTES."""
 MEMORY = f"{MEMORY_LIMIT_BYTES >> 30} GiB of memory"
 SECRETS = (TOKEN_VARIABLE, METRICS_TOKEN_VARIABLE, "AWS_")
 """Prefixes of the names of environment variables that these processes do not get."""

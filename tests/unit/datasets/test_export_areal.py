@@ -261,7 +261,7 @@ def test_tokens_of_another_processor_are_refused(processor: Any, tiny_folder: Pa
     text = sequence(Renderer(processor), [("go", "DONE", False)], ())
     common = {"outcome": Outcome.FAILURE, "reward": Reward(task=0.0), "processor_digest": "another"}
     TrajectoryStore(state).write_episodes("a", [make_episode("x", sequences=(text,), steps=(), **common)])
-    with pytest.raises(DatasetError, match="another processor: name the checkpoint"):
+    with pytest.raises(DatasetError, match="another processor: set --processor to the folder"):
         export_areal(state, tmp_path / "out", processor=tiny_folder)
     assert not (tmp_path / "out").exists()
 

@@ -242,7 +242,7 @@ def test_a_run_started_again_counts_by_its_last_part(state: StateDir, results: P
     (folder / "traj.jsonl").write_text(json.dumps(earlier) + "\n" + lines)
     summary = import_osworld_results(state, results, OPTIONS)
     assert summary.num_demonstrations == 1
-    assert "1 rows in this file belong to earlier runs" in rejects(state)["again"]["reason"]
+    assert "rows of earlier runs, which have no result: 1" in rejects(state)["again"]["reason"]
     assert len(episodes(state)["again"].steps) == 2
 
 

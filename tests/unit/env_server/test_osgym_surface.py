@@ -7,9 +7,11 @@ from typing import Any
 
 import httpx
 import pytest
+from chaos import free_port
 from fake_desktops import PNG, until
 from surface_server import CRASHING, INFEASIBLE, TASK, surfaces, write_yes
 
+from env_server.osgym_ports import osgym_listeners
 from env_server.server_settings import ServerSettings
 from env_server.settings import SettingsError
 from osworld_pipeline.errors import NoCapacityError
@@ -141,6 +143,22 @@ async def test_client_of_another_address_is_refused_with_a_sentence() -> None:
         for address in ("127.0.0.1", "10.1.2.3", "::ffff:10.1.2.3"):
             http = await served.client(app, address)
             await http.post("/shutdown", json={"vm_id": await reset(http)})
+
+
+async def test_a_port_answers_programs_of_other_machines_by_any_name_and_no_browser() -> None:
+    """OSGym's own client sends no token."""
+    environment = {"OSGYM_ALLOWED_IPS": "10.1.0.0/16"}
+    async with surfaces(environment=environment) as served:
+        settings = ServerSettings.from_environment(environment, osgym={"ports": [free_port()]})
+        with osgym_listeners(settings) as (port,):
+            http = await served.client(port.make_app(served.episodes), "10.1.2.3")
+            http.headers["host"] = "desktops.example:20000"
+            body = {"task_config": TASK, "timeout": 10}
+            for mark in ({"origin": "http://desktops.example:20000"}, {"user-agent": "Mozilla/5.0 (X11; Linux)"}):
+                refused = await http.post("/reset", json=body, headers=mark)
+                assert (refused.status_code, refused.json()["fault"]) == (403, "client_error")
+            assert served.pool.num_free == 1
+            assert (await http.post("/reset", json=body)).status_code == 200
 
 
 def test_ports_without_a_list_of_addresses_are_not_served() -> None:

@@ -169,5 +169,5 @@ async def test_no_greeting_in_time_is_an_error() -> None:
         await asyncio.sleep(60)
 
     async with connected(script) as client:
-        with pytest.raises(ReplicaError, match="did not answer greeting"):
+        with pytest.raises(ReplicaError, match="did not answer with its greeting"):
             await client.open(timeout_s=0.05)

@@ -1,4 +1,4 @@
-"""What replay contributed: groups that a demonstration joined, and tasks that were solved only afterwards."""
+"""What replay contributed: groups that a recorded success joined, and tasks that were solved only afterwards."""
 
 from pathlib import Path
 

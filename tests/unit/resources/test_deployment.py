@@ -121,13 +121,13 @@ def test_commands_use_the_same_mlflow(tmp_path: Path) -> None:
         ("resources: [recipe]", "`resources` must have keys that are names of resources"),
         ("resources: {recepe: {config: {}}}", "no resource `recepe`; did you mean 'recipe'"),
         ("resources: {recipe: {name: demo}}", "`recipe` must have the one key `config`"),
-        ("resources: {recipe: {config: {nam: demo}}}", "`recipe` has no key `nam`; did you mean 'name'"),
+        ("resources: {recipe: {config: {nam: demo}}}", "`recipe`: there is no key `nam`; did you mean 'name'"),
         ("resources: {recipe: {config: {smoke: perhaps}}}", "`recipe` .*smoke"),
         (
             "resources: {desktops: {config: {ray: {desktop_per_server: 4}}}}",
             "no key `desktop_per_server`; did you mean",
         ),
-        ("resources: {launcher: {config: {runs_on: {slurm: {}}}}}", "must have one key in `runs_on`: local or ray"),
+        ("resources: {launcher: {config: {runs_on: {slurm: {}}}}}", "`runs_on` must have one key: local or ray"),
         ("resources: {launcher: {config: {runs_on: {ray: {adress: x}}}}}", "no key `adress`; did you mean 'address'"),
     ],
 )

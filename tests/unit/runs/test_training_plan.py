@@ -51,6 +51,11 @@ def test_checkpoints_on_disk_are_the_end_those_to_resume_from_and_milestones(sta
     assert plan.num_checkpoints == 1 + 2 + 2
 
 
+def test_each_round_of_a_flywheel_keeps_its_checkpoint(state: StateDir) -> None:
+    settings = ["trainer.keep_last=2", "flywheel.num_rounds=3"]
+    assert plan_training(load_recipe("smoke", settings=settings), [Stage.FLYWHEEL], state).num_checkpoints == 3 + 2
+
+
 def test_time_is_estimated_from_episodes_of_this_state_alone(state: StateDir) -> None:
     recipe = load_recipe("smoke", settings=["rollout.max_concurrent_episodes=4", "gspo.phase1.num_updates=2"])
     empty = plan_training(recipe, [Stage.GSPO_PHASE1], state)

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from osworld_pipeline.web.charts.plots import NUM_COLOURS
-from osworld_pipeline.web.charts.training import STATUS_COLOURS, OUTCOME_COLOURS
+from osworld_pipeline.web.charts.training import OUTCOME_COLOURS, STATUS_COLOURS
 from osworld_pipeline.web.pages import STATIC
 
 AA, DRAWN = 4.5, 3.0

@@ -95,7 +95,7 @@ def _supervise(connection: socket.socket, options: Options) -> None:
     if is_excess:
         end = "memory"
     elif status == -signal.SIGKILL and took_s > 0.5 * options["cpu_s"]:
-        # The kernel counts the limit in ticks, and this value is in nanoseconds: on a busy machine they differ.
+        # The kernel counts the limit in ticks, but measures `took_s` exactly: on a busy machine they differ.
         end = "cpu"
     else:
         end = f"status {status}"

@@ -85,8 +85,8 @@ def test_families_that_moved_from_sft_to_phase_2_have_a_line_each() -> None:
 
 def test_replay_and_the_one_seed_are_told_at_the_end() -> None:
     assert shown(*CHAIN)[-2:] == [
-        "Replay: a demonstration joined 2 of 72 groups, of 1 task; 0 of these tasks were solved for the first time "
-        "after that, without a demonstration.",
+        "Replay: a recorded success joined 2 of 72 groups, of 1 task; 0 of these tasks were solved for the first time "
+        "after that, by the policy alone.",
         ONE_RUN,
     ]
 
@@ -104,4 +104,4 @@ def test_what_was_graded_apart_is_not_compared() -> None:
 
 def test_groups_that_no_demonstration_joined_are_told_as_such() -> None:
     none = ReplayShare(num_groups=36, num_injected=0, num_tasks=0, num_solved_later=0)
-    assert "Replay: no demonstration joined any of 36 groups." in shown(*CHAIN, replay=none)
+    assert "Replay: no recorded success joined any of 36 groups." in shown(*CHAIN, replay=none)
