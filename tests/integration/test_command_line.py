@@ -59,7 +59,7 @@ def test_catalog_held_open_for_writing_names_its_holder(tmp_path: Path) -> None:
 def test_demo_with_an_unknown_recipe_lists_those_there_are(tmp_path: Path) -> None:
     done = run(tmp_path, "demo", "--recipe", "deno")
     assert done.returncode == 1
-    assert f"no recipe named 'deno'; there are: {', '.join(recipe_names())}, or give a .toml file" in done.stderr
+    assert f"no recipe named 'deno'; there are: {', '.join(recipe_names())}; or give a .toml file" in done.stderr
 
 
 def test_demo_outside_a_project_says_how_to_make_one(tmp_path: Path) -> None:

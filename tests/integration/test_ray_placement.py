@@ -279,7 +279,7 @@ def test_the_autoscaler_adds_a_node_for_desktops_and_removes_it(tmp_path: Path) 
 def test_desktops_for_which_no_node_has_room_are_named(nodes: Nodes, tmp_path: Path) -> None:
     failed = launch_with_desktops(tmp_path, nodes, start_timeout_s=20.0, resources_per_desktop={"quantum": 1.0})
     assert failed["message"].startswith("no env server started within 20 s, because no node had room for one")
-    assert "an env server needs 1 quantum of one node" in failed["message"]
+    assert "an env server needs 1 quantum on one node" in failed["message"]
     assert failed["allow_retries"]
 
 

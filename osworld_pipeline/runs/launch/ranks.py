@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from osworld_pipeline.runs.messages import Failed
 from osworld_pipeline.runs.parent import die_with_parent
 
 EXIT_RETRYABLE, EXIT_STOPPED = 3, 143
+REMOVE_LIMIT_S = 10.0
 FAILURE = "failure.json"
 """A file in the scratch folder: the message Failed about a killed rank, or else about the rank that failed first."""
 
@@ -49,8 +51,18 @@ def main(argv: list[str]) -> int:
         return EXIT_STOPPED
     finally:
         if os.getppid() != parent_pid:
-            shutil.rmtree(scratch, ignore_errors=True)
+            _remove(scratch)
     return 0
+
+
+def _remove(scratch: Path) -> None:
+    """Removes the folder of a killed launcher. A rank that is ending may still write a file into it, and a further
+    SIGTERM must not interrupt the removal."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    deadline = time.monotonic() + REMOVE_LIMIT_S
+    while scratch.exists() and time.monotonic() < deadline:
+        shutil.rmtree(scratch, ignore_errors=True)
+        time.sleep(0.05)
 
 
 def _unsaid(program: str, rank: int, num_ranks: int, exit_code: int) -> str:

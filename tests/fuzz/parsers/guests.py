@@ -51,6 +51,7 @@ ORIGINS = (b"guest", b"")
 SANDBOX = Sandbox(sandbox_id="a/b", session_id="s1")
 CALL = SandboxRequest(method="POST", path="/act", content_type="application/json", body=b"{}", request_id="r1")
 ANSWER_LIMIT_S = 0.02
+"""So short, because a search tries many answers that never come."""
 
 
 def _pick(options: tuple[Any, ...], data: bytes, place: int) -> Any:
