@@ -13,10 +13,10 @@ from typing import Any
 
 from osworld_pipeline.programs.short_process import run_process
 from osworld_pipeline.runs.messages import Failed
-from osworld_pipeline.runs.parent import die_with_parent
+from osworld_pipeline.runs.parent import die_with_parent, has_lost_parent
 
 EXIT_RETRYABLE, EXIT_STOPPED = 3, 143
-REMOVE_LIMIT_S = 10.0
+PARENT_LIMIT_S, REMOVE_LIMIT_S = 2.0, 10.0
 FAILURE = "failure.json"
 """A file in the scratch folder: the message Failed about a killed rank, or else about the rank that failed first."""
 
@@ -48,17 +48,19 @@ def main(argv: list[str]) -> int:
         (scratch / FAILURE).write_text(last.to_line())
         return failure.exitcode if failure.exitcode > 0 else EXIT_RETRYABLE
     except SignalException:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it may come again when the launcher's last thread ends
+        # If the launcher goes on, it has cancelled the step, and removes the folder itself.
+        if has_lost_parent(parent_pid, limit_s=PARENT_LIMIT_S):
+            _remove(scratch)
         return EXIT_STOPPED
     finally:
-        if os.getppid() != parent_pid:
+        if has_lost_parent(parent_pid):
             _remove(scratch)
     return 0
 
 
 def _remove(scratch: Path) -> None:
-    """Removes the folder of a killed launcher. A rank that is ending may still write a file into it, and a further
-    SIGTERM must not interrupt the removal."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Removes the folder of a killed launcher. A rank that is ending may still write a file into it."""
     deadline = time.monotonic() + REMOVE_LIMIT_S
     while scratch.exists() and time.monotonic() < deadline:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from osworld_pipeline.runs.launch.mailbox import remove_orphan
-from osworld_pipeline.runs.parent import die_with_parent
+from osworld_pipeline.runs.parent import die_with_parent, has_lost_parent
 
 PR_SET_CHILD_SUBREAPER = 36
 READY = "ready.json"
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         kill_descendants(limit_s=REAP_LIMIT_S)
         shutil.rmtree(folder, ignore_errors=True)
-        if os.getppid() != parent_pid:
+        if has_lost_parent(parent_pid):
             for left in argv[4:]:
                 remove_orphan(Path(left))
 
