@@ -41,7 +41,7 @@ test-sglang: setup-test ## the tests against real sglang servers on a CPU; creat
 	@$(BIN)/osworld-pipeline setup sglang
 	@OSWORLD_SGLANG=var/sglang $(BIN)/pytest -m sglang tests/integration
 
-test-cluster: setup-test ## hosts with their own networks on this machine take the smoke recipe through every stage; each stage loses one (root)
+test-cluster: setup-test ## hosts with their own networks on this machine take the smoke recipe through every stage; one host fails in each stage (root)
 	@$(BIN)/osworld-pipeline setup sglang
 	@OSWORLD_TEST_CLUSTER=1 OSWORLD_SGLANG=var/sglang $(BIN)/pytest -s tests/integration/test_cluster.py
 

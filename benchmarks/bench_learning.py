@@ -66,7 +66,7 @@ SPARSE_SFT = Arm(
     recipe="learning_sparse",
     settings=("replay.max_injections=0", "sft.task_share=1.0"),
 )
-"""Sees the demonstrations that SPARSE sees, so their difference is that between the two uses of them."""
+"""Uses in SFT the demonstrations that SPARSE may use in replay: the arms differ only in this."""
 GREEDY = ("evaluation.temperature=0.0", "evaluation.seeds=[0]")
 SEEDED = ("model.seed", "sft.seed", "gspo.phase1.seed", "gspo.phase2.seed")
 NUM_SEEDS, NUM_DEMO_SEEDS = 3, 10
@@ -267,7 +267,8 @@ def _timed_demo(state: StateDir, name: str, recipe: str, settings: Sequence[str]
 
 
 def _checkpoints(state: StateDir, recipe: Recipe) -> dict[Stage, Checkpoint]:
-    """The checkpoints of the three stages of this recipe. Arms that share a state may differ only in an early stage."""
+    """The checkpoints of the three stages of this recipe. All three are compared, because two arms in the same state
+    can have the same settings in the last stage and differ in an earlier one."""
     made = {checkpoint.checkpoint_id: checkpoint for checkpoint in read_checkpoints(state)}
     chains = [_chain(last, made) for last in made.values() if last.stage is Stage.GSPO_PHASE2]
     wanted = {stage: stage_recipe_digest(stage, recipe) for stage in STAGES}

@@ -99,7 +99,7 @@ def _print_cost(
     busiest = levels[-1]
     needs = {"local": Need(memory_mb=busiest.memory_mb.median, cores=busiest.cores_at(step_s))}
     if machines is not None:
-        # The guest's own CPU time cannot be measured when it is emulated; the time of actions through the server can.
+        # The guest's own CPU time cannot be measured when it is emulated, so that of a local desktop is used.
         needs["qemu (CPU as local)"] = Need(memory_mb=machines.memory_mb.median, cores=busiest.cores_at(step_s))
     rows = []
     for name, need in needs.items():

@@ -31,10 +31,10 @@ SHORTEST_S, LONGEST_S = 0.05, 0.4
 STRIP = 24
 """Height in pixels of the strip at its bottom, which does not react."""
 SLOW = {"late": "l", "echo": "e", "stages": "s", "busy": "b", "mark": "m", "nothing": "n", "click": ""}
-"""Answers of the slow window, by key; a click has none."""
+"""The key that requests each kind of answer of the slow window; `click` is a mouse click and has no key."""
 SILENT = {"silent": "f"}
-"""Half of its answer at once, and the other half after a pause without computing: from the screen this cannot be
-distinguished from a complete answer. It is reported separately."""
+"""A large part at once, then the whole answer after a pause without computing: before the end of the pause, the screen
+cannot be distinguished from a complete answer. It is reported separately."""
 LINE = ("write", "ls -la /usr/share/doc | head -40\n")
 PROGRAMS: dict[str, Sequence[tuple[str, ...]]] = {
     "xterm": (LINE, ("write", "clear\n"), ("write", "seq 2000\n"), ("write", "date; python3 -c 'print(1)'\n")),

@@ -163,7 +163,8 @@ def _batch(trainer: GspoTrainer, num_sequences: int) -> list[Trajectory]:
         for number in range(num_sequences)
     ]
     scored = score_trajectories(trainer.model, trainer.processor, drawn)
-    # So far off that the update is held once it is scored (gspo.min_effective_share).
+    # The sampler's log-probabilities differ so much from the trainer's that the update is held after it is scored
+    # (gspo.min_effective_share).
     return [
         replace(one, sampled_logprobs=tuple((row + rng.random()).tolist()), policy_versions=(-1,) * 200)
         for one, row in zip(drawn, scored, strict=True)

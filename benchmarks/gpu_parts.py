@@ -287,7 +287,7 @@ def _report_longest(size: Size, processor_folder: Path, kind: UpdateKind, sheet:
     )
     sheet.figure(
         "longest sequence that fits",
-        f"{longest:,} tokens" if is_bound else f"at least {longest:,} tokens; longer ones were not tried",
+        f"{longest:,} tokens" if is_bound else f"at least {longest:,} tokens; the search stopped there",
     )
     sheet.claim("a sequence of the recipe's length fits", longest >= min(size.context, size.largest_context))
 
@@ -295,7 +295,8 @@ def _report_longest(size: Size, processor_folder: Path, kind: UpdateKind, sheet:
 def longest_fitting(
     is_fitting: Callable[[int], bool], *, first: int, limit: int, step: int, budget_s: float
 ) -> tuple[int, bool]:
-    """The longest length up to `limit`, to within `step`, and whether a longer one failed; 0 if none fits."""
+    """The longest length found to fit, up to `limit`, or 0; and whether a length at most `step` above it failed. No
+    further length is tried after `budget_s`."""
     deadline = time.monotonic() + budget_s
     fits, fails, tried = 0, 0, min(first, limit)
     while time.monotonic() < deadline:

@@ -74,4 +74,4 @@ class Sheet:
 
 
 class NotMeasured(BenchmarkError):
-    """The software that the part measures is not installed; the message says what is missing."""
+    """The part cannot be measured here: software or a GPU is missing; the message says which."""

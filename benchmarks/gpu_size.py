@@ -29,14 +29,14 @@ class Size:
     num_sequences: int = 4
     """Sequences of such an update."""
     limit_factor: float = 1.0
-    """Factor of the time limit of each part."""
+    """Factor of the time limits, of each part and of all parts together."""
     num_updates: int = 2
     """Timed updates, after a warm-up."""
     screen: tuple[int, int] = (1280, 720)
     num_episodes: int = 4
     """Concurrent episodes for exactness."""
     num_exact_updates: int = 3
-    """Updates between comparisons of trainer and sampler."""
+    """Updates of the exactness parts; trainer and sampler are compared before the first and after each."""
     num_turns: int = 3
     max_new_tokens: int = 48
     largest_context: int = 65_536

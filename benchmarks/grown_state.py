@@ -58,7 +58,7 @@ def write_state(state: StateDir, num_episodes: int, *, first: int = 0, is_batche
 
 
 def _runs(first: int, num_episodes: int) -> "list[Run]":
-    """A phase, then two evaluations of its checkpoint, and so on."""
+    """A phase, then one evaluation of its checkpoint with eight episodes of each task, and so on."""
     runs: list[Run] = []
     at, number = first, first
     while at < first + num_episodes:

@@ -31,7 +31,7 @@ from osworld_pipeline.web.reports.report import write_report
 
 TARGET = 1_000_000
 SHARES = (16, 4, 1)
-"""The state is measured at these shares of its size."""
+"""The state is measured at its size divided by each of these."""
 QUESTIONS = {
     "one episode by id": "SELECT * FROM episodes WHERE episode_id = '{episode}'",
     "its steps": "SELECT * FROM steps WHERE episode_id = '{episode}' ORDER BY step_index",

@@ -1,5 +1,5 @@
 """The `qemu` provider: time from a restore to the first screenshot, against a cold boot of the same image, and the
-memory and disk of each further replica. The accelerator is named with every figure."""
+memory and disk of each replica. The accelerator is named with every figure."""
 
 import asyncio
 import tempfile

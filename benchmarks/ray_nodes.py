@@ -1,6 +1,6 @@
 """A Ray of several nodes on this machine. `python -m benchmarks.ray_nodes FOLDER NODES ADDED` holds it until SIGTERM,
-and prints where it is. NODES is JSON: for each node but the head its CPUs and other resources, by their counts. ADDED
-is null, or the same for a node of which Ray's autoscaler adds as many as are needed."""
+and prints its addresses and token as JSON. NODES is JSON: for each node but the head its CPUs and other resources, by
+their counts. ADDED is null, or the same for a node of which Ray's autoscaler adds as many as are needed, up to four."""
 
 import ctypes
 import json

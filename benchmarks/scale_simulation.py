@@ -68,7 +68,7 @@ class Report:
     recovery_s: list[float] = field(default_factory=list)
     """Time from a fault during an episode to the next desktop for it."""
     faults: Counter[str] = field(default_factory=Counter)
-    """Lost episodes by cause, and refusals."""
+    """Lost episodes by cause, refusals, requests to a server that was down, and failed starts of servers."""
     episodes_by_client: Counter[str] = field(default_factory=Counter)
     leased_s: float = 0.0
     num_replicas: int = 0

@@ -67,7 +67,7 @@ class OsgymSettings(Table):
     replicas_per_port: Annotated[int, Option("--osgym-replicas-per-port"), Field(ge=1)] = 2
     """Most desktops of one port's clients at a time."""
     pause_s: Annotated[float, Option("--osgym-pause-s"), Field(ge=0, le=60)] = 2.0
-    """How long the screen settles after a step, unless the step sets it."""
+    """How long the screen settles after a step."""
 
 
 class Settings(Table):

@@ -54,7 +54,7 @@ def local_locks(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
     if not of_folder:
         return ""
     _, kind, options = max(reversed(of_folder), key=lambda entry: len(entry[0].parts))
-    local_options = ("nolock", "local_lock=all", "local_lock=flock", "localflocks", "nobrl")
+    local_options = ("nolock", "local_lock=all", "local_lock=flock", "localflock", "localflocks", "nobrl")
     return next((name for name in local_options if name in options), "") if kind not in ("ext4", "xfs", "tmpfs") else ""
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages of parts that this machine lacks, named first; where that is not allowed it prints the
-# command for an administrator. Run by `osworld-pipeline setup`, and sourced by scripts/setup in a checkout.
+# Names the Debian packages of the given parts that this machine lacks, then installs them; if the user may not, prints
+# the command for an administrator. Run by `osworld-pipeline setup`, and sourced by scripts/setup in a checkout.
 #   debian.sh [--dry-run] debian|extras|qemu|wine...
 set -euo pipefail
 lists=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

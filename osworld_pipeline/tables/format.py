@@ -31,7 +31,8 @@ MIN_COLUMN = 10
 """Minimum width of a column."""
 NUM_HEADER_LINES = 3
 """Header lines: a blank line, the names and a rule."""
-FORMATS = ("table", "json", "csv", "parquet")
+_AS_TEXT = ("table", "json", "csv")
+FORMATS = (*_AS_TEXT, "parquet")
 # Control characters in a model's output must not reach the terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -68,6 +69,8 @@ def render(result: QueryResult, fmt: str) -> str:
             [["" if value is None else _cell(value, is_exact=True) for value in row] for row in result.rows]
         )
         return sink.getvalue().removesuffix("\n")
+    if fmt in FORMATS:
+        raise TableError(f"the format '{fmt}' is not text: choose one of {', '.join(_AS_TEXT)}, or use `query`")
     raise TableError(f"no format named '{fmt}'; there are: {', '.join(FORMATS)}")
 
 

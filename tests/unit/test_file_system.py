@@ -146,7 +146,12 @@ def test_a_good_file_system_passes_and_nothing_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "told"),
-    [("rw,vers=3,nolock", "nolock"), ("rw,vers=4.2,local_lock=flock", "local_lock=flock"), ("rw,local_lock=none", "")],
+    [
+        ("rw,vers=3,nolock", "nolock"),
+        ("rw,vers=4.2,local_lock=flock", "local_lock=flock"),
+        ("rw,localflock", "localflock"),  # Lustre
+        ("rw,local_lock=none", ""),
+    ],
 )
 def test_locks_of_one_host_are_told_by_the_mount(tmp_path: Path, options: str, told: str) -> None:
     folder = tmp_path / "a b" / "state"

@@ -93,7 +93,7 @@ async function post(episode, action) {
     const answer = await fetch(address, { method: "POST", headers, body, signal: AbortSignal.timeout(INPUT_LIMIT_MS) });
     return answer.ok ? "" : (await answer.json()).error;
   } catch (error) {
-    return "The input was lost: the server did not answer.";
+    return "The server did not answer: the input may be lost.";
   }
 }
 

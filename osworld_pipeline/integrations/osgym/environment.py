@@ -45,7 +45,7 @@ class OsgymEnvConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     server_url: str | tuple[str, ...]
-    """URL of one env server, or of several, which are used in rotation."""
+    """URL of one env server, or of several; an episode goes to the one with the most free desktops."""
     json_dir: Path
     """Folder of tasks: every .json file below it."""
     img_h: int = Field(default=1080, ge=32)

@@ -21,7 +21,7 @@ const page = {
   },
   afterShow() {},
   lost(lastAnswerAt) {
-    showCondition("lost", lastAnswerAt ? `the viewer does not answer since ${lastAnswerAt.toLocaleTimeString()}` : "the viewer does not answer");
+    showCondition("lost", lastAnswerAt ? `the viewer has not answered since ${lastAnswerAt.toLocaleTimeString()}` : "the viewer does not answer");
   },
   records({ replica }) {
     const found = [["episode", replica.episode], ["last episode", replica.last]];

@@ -188,7 +188,7 @@ async function showTokens(player) {
   });
   notes.forEach((note) => {
     note.hidden = !player.areTokensShown;
-    note.textContent = "The redder, the less likely the token was: under 90%, 50%, 10%, 1%. Its number shows when you point at it.";
+    note.textContent = "The redder, the less likely the token was: under 90%, 50%, 10%, 1%. Point at a token to see its probability.";
   });
 }
 

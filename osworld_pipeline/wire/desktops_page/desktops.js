@@ -1,6 +1,7 @@
 "use strict";
-// Requests the figures once a second while the tab is visible, a stream of the screens in view, and single pictures of
-// desktops that have no stream. Text of a task, a model or a client is set as text, never as markup.
+// Requests the figures once a second (less often with more than 100 desktops) while the tab is visible, a stream of the
+// screens in view, and single pictures of desktops that have no stream. Text of a task, a model or a client is set as
+// text, never as markup.
 // The page that has the desktops defines `page`:
 //   figures               the address of the figures
 //   stream(ids, width)    the address of the stream of these cards, and pictureOf(card, width) that of one picture
@@ -186,7 +187,8 @@ function watch(view, ids) {
   });
 }
 
-// Without a stream the cards show single pictures again. While it lasts it has the newest screen, also of a still one.
+// Without a stream the cards show single pictures again. While a stream lasts, the last frame of a desktop is its
+// current screen, even if no further frame comes.
 function endLive(view) {
   if (view === closeUp) isZoomLive = false;
   else for (const card of cards.values()) card.isLive = false;
@@ -245,7 +247,7 @@ function watchScreens() {
   watch(closeUp, zoomed ? [zoomed.id] : []);
 }
 
-// Also the end of its live picture: a frame of the next desktop may come before the figures that name that desktop.
+// Also ends the live picture: a frame of the next desktop may come before the figures that name that desktop.
 function dropPicture(card) {
   card.version = null;
   card.isLive = false;

@@ -122,7 +122,7 @@ def test_commands_use_the_same_mlflow(tmp_path: Path) -> None:
         ("resources: {recepe: {config: {}}}", "no resource `recepe`; did you mean 'recipe'"),
         ("resources: {recipe: {name: demo}}", "`recipe` must have the one key `config`"),
         ("resources: {recipe: {config: {nam: demo}}}", "`recipe`: there is no key `nam`; did you mean 'name'"),
-        ("resources: {recipe: {config: {smoke: perhaps}}}", "`recipe` .*smoke"),
+        ("resources: {recipe: {config: {smoke: perhaps}}}", "`recipe`: .*smoke"),
         (
             "resources: {desktops: {config: {ray: {desktop_per_server: 4}}}}",
             "no key `desktop_per_server`; did you mean",

@@ -164,7 +164,7 @@ async def test_loaded_weights_answer_under_their_version(
 
 
 async def test_weights_that_are_not_there_are_named(engine: TransformersEngine, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="cannot load the weights of"):
+    with pytest.raises(EngineError, match="cannot load the weights at"):
         await engine.load_weights(tmp_path, policy_version=6)
     assert engine.policy_version == 5
 

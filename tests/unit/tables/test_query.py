@@ -380,6 +380,8 @@ def test_no_line_is_wider_than_the_terminal(rows: list[tuple[Any, ...]], width: 
 def test_an_unknown_format_names_the_known_ones() -> None:
     with pytest.raises(TableError, match="no format named 'xml'; there are: table, json, csv, parquet"):
         render(RESULT, "xml")
+    with pytest.raises(TableError, match="the format 'parquet' is not text: choose one of table, json, csv"):
+        render(RESULT, "parquet")
 
 
 def test_the_command_line_answers_a_query(state: StateDir) -> None:

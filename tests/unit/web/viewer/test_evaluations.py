@@ -116,7 +116,7 @@ def test_who_trains_now_stands_apart_from_imports(own_state: StateDir) -> None:
     with reading(own_state) as read:
         training, _, others = read("/").partition("Training now, or cut short")[2].partition("Played by others")
     assert f"GSPO phase 2 {at_work} 27 updates begun, 1 episode" in training
-    assert "the newest of 2026-09-21 14:13 UTC" in training
+    assert "newest episode 2026-09-21 14:13 UTC" in training
     assert "elsewhere" not in training
     assert "elsewhere 1 episode" in others
     assert "imported from runs_of_others" in others
