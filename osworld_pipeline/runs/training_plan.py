@@ -75,14 +75,12 @@ def plan_training(recipe: Recipe, stages: Sequence[Stage], state: StateDir) -> T
     trained = [stage for stage in stages if stage is not Stage.BASE]
     plans = tuple(plan for stage in trained if (plan := _plan_stage(recipe, stage)) is not None)
     shape = shape_of(recipe.model)
-    trainer, engine, desktop = recipe.trainer, recipe.engine, recipe.desktop
+    trainer, desktop = recipe.trainer, recipe.desktop
     is_remote = bool(desktop.server_urls)
     return TrainingPlan(
         stages=plans,
         num_processes=trainer.num_processes,
-        engine=f"{engine.kind} at {', '.join(engine.urls)}"
-        if engine.urls
-        else f"{engine.kind}, {'in the trainer' if engine.launch is None else 'on servers that the pipeline starts'}",
+        engine=f"{recipe.engine.kind} {_place_of_engine(recipe)}",
         desktops=f"{desktop.num_replicas} on {', '.join(desktop.server_urls)}"
         if is_remote
         else f"{desktop.num_replicas} local desktops on this machine",
@@ -91,6 +89,12 @@ def plan_training(recipe: Recipe, stages: Sequence[Stage], state: StateDir) -> T
         num_checkpoints=sum(_num_kept(recipe, plan) for plan in plans),
         episode_s=_measured_episode_s(state),
     )
+
+
+def _place_of_engine(recipe: Recipe) -> str:
+    if recipe.engine.urls:
+        return f"at {', '.join(recipe.engine.urls)}"
+    return "in the trainer" if recipe.engine.launch is None else "on servers that the pipeline starts"
 
 
 def _plan_stage(recipe: Recipe, stage: Stage) -> StagePlan | None:

@@ -65,6 +65,8 @@ def _remove(scratch: Path) -> None:
     while scratch.exists() and time.monotonic() < deadline:
         shutil.rmtree(scratch, ignore_errors=True)
         time.sleep(0.05)
+    if scratch.exists():
+        print(f"{scratch} could not be removed: remove it", file=sys.stderr)
 
 
 def _unsaid(program: str, rank: int, num_ranks: int, exit_code: int) -> str:
