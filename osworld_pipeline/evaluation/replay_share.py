@@ -33,7 +33,7 @@ class ReplayShare:
 def read_replay_share(state: StateDir, stage_keys: Collection[str]) -> ReplayShare:
     """The contribution to the given training stages. Raises TableError."""
     sql = _OF_STAGES.format(solved_later=find_question("solved-only-with-replay").sql)
-    with fresh_views(state) as connection:
+    with fresh_views(state, "episodes", "rollout_groups", "injections") as connection:
         found = connection.execute(sql, {"stages": list(stage_keys)}).fetchone()
     assert found is not None, "counts are always one row"
     num_groups, num_injected, num_tasks, num_solved_later = found

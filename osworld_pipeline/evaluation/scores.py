@@ -281,7 +281,7 @@ def read_evals(state: StateDir, *, stage_keys: Collection[str] | None = None) ->
     known: dict[str, str] = {}
     """Most texts are the same in many rows; each is kept once."""
     found: list[EvalRow] = []
-    with fresh_views(state) as connection:
+    with fresh_views(state, "evals") as connection:
         cursor = connection.execute(sql, [] if stage_keys is None else [list(stage_keys)])
         while rows := cursor.fetchmany(ROWS_AT_ONCE):
             for row in rows:

@@ -167,7 +167,7 @@ def read_training(
     mine = [one for one in checkpoints if Ancestor.parse(one.checkpoint_id).stage_key == stage_key]
     newest = max(mine, key=lambda one: (one.checkpoint_id == stage_key, one.num_updates), default=None)
     num_updates_of = {one.checkpoint_id: one.num_updates for one in mine}
-    with fresh_views(state) as connection:
+    with fresh_views(state, "episodes", "steps", "rollout_groups", "injections", "made_from") as connection:
 
         def rows(kind: type, sql: str, key: str) -> tuple[Any, ...]:
             cursor = connection.execute(sql, [key])
@@ -198,7 +198,7 @@ def read_training(
 def stages_at_work(state: StateDir) -> list[str]:
     """Keys of the stages that have rolled out episodes, also unfinished ones. Raises TableError."""
     sql = "SELECT DISTINCT stage_key FROM episodes WHERE purpose = 'train' AND \"update\" >= 1 ORDER BY 1"
-    with fresh_views(state) as connection:
+    with fresh_views(state, "episodes") as connection:
         return [row[0] for row in connection.execute(sql).fetchall() if row[0]]
 
 

@@ -105,7 +105,7 @@ def _lineage(
     FROM ancestry a JOIN checkpoints c ON c.checkpoint_id = a.ancestor_id
     WHERE a.checkpoint_id = ? ORDER BY a.generations
     """
-    with fresh_views(state) as connection:
+    with fresh_views(state, "ancestry", "made_from", "licences") as connection:
         ancestors = _rows(connection, sql, checkpoint.checkpoint_id)
         trained = _rows(connection, _TRAINED_ON, checkpoint.checkpoint_id)
         weights = _rows(connection, _WEIGHTS, checkpoint.checkpoint_id)

@@ -68,7 +68,7 @@ def spent_by(episodes: Iterable[Episode]) -> Spent:
 
 def read_spent(state: StateDir, run_id: str) -> Spent:
     """Totals of the recorded episodes of a Dagster run. Raises TableError, StoreError."""
-    with part_views(state) as views:
+    with part_views(state, "episodes", "steps") as views:
         row = views.execute(_SPENT, {"run_id": run_id}).fetchone()
     assert row is not None, "two counts are always a row"
     return Spent(episodes=row[0], tokens=row[1])

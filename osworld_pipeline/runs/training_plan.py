@@ -150,6 +150,6 @@ def _checkpoint_bytes(recipe: Recipe, shape: ModelShape) -> int:
 def _measured_episode_s(state: StateDir) -> float | None:
     if not state.catalog.is_file():
         return None
-    with fresh_views(state) as connection:
+    with fresh_views(state, "episodes") as connection:
         rows = connection.execute(_RECENT, {"limit": NUM_RECENT}).fetchall()
     return median(row[0] for row in rows) if len(rows) >= MIN_EPISODES else None

@@ -6,6 +6,7 @@ catalog, and a part written after the build is visible at once through its view.
 
 import functools
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
@@ -24,11 +25,13 @@ from osworld_pipeline.store.part_files import Manifest
 from osworld_pipeline.tables.builds import UNION_TABLES, current_build, table_paths
 from osworld_pipeline.tables.live_files import store_retired
 from osworld_pipeline.tables.owned import known_columns
-from osworld_pipeline.tables.part_views import create_part_views, create_pinned_views, seed_tables
+from osworld_pipeline.tables.part_views import PINNED_VIEWS, create_part_views, pin_snapshot, seed_tables
 from osworld_pipeline.tables.sql_types import sql_type
 from osworld_pipeline.tables.views import DERIVED
 
 LOCK_TIMEOUT_S = 120.0
+_VIEWS = {**PINNED_VIEWS, **DERIVED}
+"""The statement that creates each view of a connection of our own, in an order in which all can be created."""
 _READ_AS = {
     "task_config": "task_config::JSON AS task_config",
     "domain": "coalesce(domain, '') AS domain",
@@ -41,8 +44,8 @@ KEYS = {
     "checkpoints": "checkpoint_id",
 }
 
-_held: ContextVar[tuple[Path, duckdb.DuckDBPyConnection] | None] = ContextVar("held_views", default=None)
-"""The state's root, and the views that `one_snapshot` keeps for it."""
+_held: ContextVar["_Views | None"] = ContextVar("held_views", default=None)
+"""Those of `one_snapshot`."""
 
 
 def rebuild_catalog(state: StateDir) -> Path:
@@ -95,25 +98,24 @@ def openable(catalog: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def fresh_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
+def fresh_views(state: StateDir, *names: str) -> Iterator[duckdb.DuckDBPyConnection]:
     """The same tables and views in memory, in a new snapshot or in that of `one_snapshot`: for code that must not
-    depend on the last rebuild.
+    depend on the last rebuild. `names`: the views that the block reads; there are all small tables, but no other view
+    unless these need it. Creating one takes milliseconds. Without names there are all.
 
     Raises:
         TableError: a table's file is damaged or breaks its key, or a query in this block is refused.
         StoreError: the store's manifest is damaged, or the state has a newer format or must be migrated first.
     """
     held = _held.get()
-    if held is not None and held[0] == state.root:
+    if held is not None and held.state.root == state.root:
         with explained(f"the tables in {state.root}"):
-            yield held[1]
+            held.create(names)
+            yield held.connection
         return
-    with _connect(":memory:") as connection, explained(f"the tables in {state.root}"):
-        # The files of a build do not change: read them in place, as far as a query needs.
-        _create_tables(connection, state, as_views=() if current_build(state) is None else UNION_TABLES)
-        create_pinned_views(connection, state)
-        _create_derived(connection)
-        yield connection
+    with _views_of(state) as views:
+        views.create(names)
+        yield views.connection
 
 
 @contextmanager
@@ -124,12 +126,47 @@ def one_snapshot(state: StateDir) -> Iterator[None]:
     Raises:
         TableError, StoreError: as fresh_views.
     """
-    with fresh_views(state) as connection:
-        token = _held.set((state.root, connection))
+    with _views_of(state) as views:
+        token = _held.set(views)
         try:
             yield
         finally:
             _held.reset(token)
+
+
+class _Views:
+    """The small tables and a snapshot of the parts; views are created when they are asked for."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
+        self.connection, self.state = connection, state
+        self._created: set[str] = set()
+        # The files of a build do not change: read them in place, as far as a query needs.
+        _create_tables(connection, state, as_views=() if current_build(state) is None else UNION_TABLES)
+        seed_tables(state)
+        pin_snapshot(connection, state)
+
+    def create(self, names: Collection[str]) -> None:
+        """Those with these names and the views that they read; without names all."""
+        for name in _with_those_below(frozenset(names or _VIEWS)):
+            if name not in self._created:
+                self.connection.execute(_VIEWS[name])
+                self._created.add(name)
+
+
+@contextmanager
+def _views_of(state: StateDir) -> Iterator[_Views]:
+    with _connect(":memory:") as connection, explained(f"the tables in {state.root}"):
+        yield _Views(connection, state)
+
+
+@functools.cache
+def _with_those_below(names: frozenset[str]) -> tuple[str, ...]:
+    """These views and all that they read, in the order of creation."""
+    wanted, ordered = set(names), list(_VIEWS)
+    for index, name in reversed([*enumerate(ordered)]):
+        if name in wanted:
+            wanted |= set(ordered[:index]) & set(re.findall(r"\w+", _VIEWS[name]))  # a view reads only views before it
+    return tuple(name for name in ordered if name in wanted)
 
 
 @contextmanager

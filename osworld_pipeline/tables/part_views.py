@@ -8,6 +8,7 @@ a view, only one setting shows the location of the database: the temporary folde
 file.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from osworld_pipeline.atomic_io import write_parquet
+from osworld_pipeline.atomic_io import parquet_bytes, write_file
 from osworld_pipeline.columns import PART_TABLES, marked, stored
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.store.old_tokens import need_sequences
@@ -52,14 +53,13 @@ def create_part_views(connection: duckdb.DuckDBPyConnection, state: StateDir) ->
         connection.execute(f"CREATE VIEW {table} AS {_view(table)}")
 
 
-def create_pinned_views(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
-    """The same views for a connection of our own, pinned to the current files; `pin_snapshot` updates them. They skip
-    the choice of the text, which takes time in each query. Raises StoreError."""
+def create_pinned_views(connection: duckdb.DuckDBPyConnection, state: StateDir, *names: str) -> None:
+    """The same views (with `names`, only these) for a connection of our own, pinned to the current files;
+    `pin_snapshot` updates them. They skip the choice of the text, which takes time in each query. Raises StoreError."""
     seed_tables(state)
-    found = {head: take_snapshot(state.trajectories, head) for head in DETAILS_OF}
-    pin_files(connection, state, found)
-    for table in PART_TABLES:
-        connection.execute(f"CREATE VIEW {table} AS {_rows(table, _snapshot(table))}")
+    pin_snapshot(connection, state)
+    for name in names or PINNED_VIEWS:
+        connection.execute(PINNED_VIEWS[name])
 
 
 def pin_snapshot(connection: duckdb.DuckDBPyConnection, state: StateDir) -> None:
@@ -101,8 +101,13 @@ def seed_tables(state: StateDir) -> None:
         for folder in (state.trajectories / table, state.trajectories / table / COMPACTED):
             path = folder / SEED
             if not set(schema.names) <= set(_columns_of(path)):  # that of a newer program has more
-                write_parquet(path, marked(schema.empty_table()))
+                write_file(path, _without_rows(table))
     begin_format(state.trajectories)
+
+
+@functools.cache
+def _without_rows(table: str) -> bytes:
+    return parquet_bytes(marked(stored(table).empty_table()))
 
 
 _VARIABLES = tuple(
@@ -133,6 +138,10 @@ _AS_READ: Mapping[tuple[str, str], str] = {
 def _view(table: str) -> str:
     texts = (_text(_rows(table, branches)) for branches in (_living(table), _snapshot(table)))
     return "FROM query(CASE WHEN getvariable('osworld_{}_compacted') IS NULL THEN {} ELSE {} END)".format(table, *texts)
+
+
+def _quoted(column: str) -> str:
+    return f'p."{column}"'
 
 
 def _rows(table: str, branches: Sequence[str]) -> str:
@@ -172,16 +181,18 @@ def _scan(files: str, schema: Iterable[pa.Field] | None = None) -> str:
     return f"read_parquet({files}, filename = true, schema = MAP {{{columns}}})"
 
 
+PINNED_VIEWS: Mapping[str, str] = {
+    table: f"CREATE VIEW {table} AS {_rows(table, _snapshot(table))}" for table in PART_TABLES
+}
+"""The statement that creates each view of `create_pinned_views`; none reads another."""
+
+
 def _text(sql: str) -> str:
     return "'" + sql.replace("'", "''") + "'"
 
 
 def _folder(state: StateDir, table: str) -> str:
     return str((state.trajectories / table).resolve())
-
-
-def _quoted(column: str) -> str:
-    return f'p."{column}"'
 
 
 def _columns_of(path: Path) -> list[str]:

@@ -75,7 +75,7 @@ class EvaluationName:
 
 def read_evaluation_names(state: StateDir) -> dict[str, EvaluationName]:
     """The names by evaluation key, in the order of suite and time. Raises TableError."""
-    with fresh_views(state) as connection:
+    with fresh_views(state, "episodes") as connection:
         cursor = connection.execute(PLAYED.format(source="episodes"))
         columns = [column[0] for column in cursor.description or ()]
         rows = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]

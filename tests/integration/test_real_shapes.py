@@ -87,7 +87,7 @@ def need_memory() -> None:
 
 def need_dtype(dtype: str) -> None:
     if dtype == "bfloat16" and not has_fast_bfloat16(CPU):
-        pytest.skip("products of bfloat16 matrices are not vectorised on this CPU: AVX-512 is needed")
+        pytest.skip("this CPU does not multiply bfloat16 itself: AVX-512 BF16 or AMX is needed")
 
 
 def usual_dtype() -> str:

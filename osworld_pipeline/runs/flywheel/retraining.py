@@ -81,7 +81,7 @@ def new_data_since(
         "threshold": threshold,
         "retrainings": [one.run_id for one in _of_champion(champion_id, history)],
     }
-    with part_views(state) as views:
+    with part_views(state, "episodes", "replay_verifications") as views:
         row = views.execute(_NEW, asked).fetchone()
     assert row is not None, "three counts are always a row"
     return NewData(verified=row[0], rolled_out=row[1], by_retrainings=row[2], is_data_new=is_data_new)

@@ -100,7 +100,7 @@ def read_record(state: StateDir) -> VerificationRecord:
     names = [field.name for field in fields(ReplayVerification)]
     with duckdb.connect(":memory:") as connection:
         try:
-            create_pinned_views(connection, state)
+            create_pinned_views(connection, state, "replay_verifications")
             sql = f"SELECT {', '.join(names)} FROM replay_verifications"  # noqa: S608 - our own names
             rows = connection.execute(sql).fetchall()
         except duckdb.Error as error:

@@ -262,7 +262,7 @@ class ReplayCandidates:
     def _views_of_now(self) -> duckdb.DuckDBPyConnection:
         if self._views is None:
             self._views = duckdb.connect(":memory:")
-            create_pinned_views(self._views, self._state)
+            create_pinned_views(self._views, self._state, "steps")
         else:
             pin_snapshot(self._views, self._state)
         return self._views

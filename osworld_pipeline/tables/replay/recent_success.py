@@ -43,7 +43,7 @@ def recent_success(
     asked = before(stage_key, update, lineage) | {"num_groups": num_groups}
     try:
         with duckdb.connect(":memory:") as views:
-            create_pinned_views(views, state)
+            create_pinned_views(views, state, "rollout_groups")
             rows = views.execute(_RECENT, asked).fetchall()
     except duckdb.Error as error:
         raise TableError(f"cannot read the recorded groups of {state.root}: {first_line(error)}") from error

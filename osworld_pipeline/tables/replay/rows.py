@@ -129,7 +129,7 @@ def verified_rewards(state: StateDir) -> dict[str, float]:
     if not (state.trajectories / "replay_verifications").is_dir():
         return {}
     sql = "SELECT row_id, max(reward) FROM replay_verifications WHERE outcome IN ('success', 'failure') GROUP BY row_id"
-    with part_views(state) as views:
+    with part_views(state, "replay_verifications") as views:
         earned = {row_id: reward for row_id, reward in views.execute(sql).fetchall() if reward is not None}
     for former, row_ids in former_row_ids(state).items() if earned else ():
         for row_id in row_ids if former in earned else ():
@@ -186,15 +186,16 @@ class _Ids(NamedTuple):
 
 
 @contextmanager
-def part_views(state: StateDir) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The current views over the trajectory parts, without the small tables, which may be large.
+def part_views(state: StateDir, *names: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The current views over the trajectory parts, without the small tables, which may be large. `names`: the views
+    that the block reads; without names there are all.
 
     Raises:
         TableError: a part cannot be read, or a query is refused.
         StoreError: the store's manifest is damaged, or the state has a newer format or must be migrated first.
     """
     with duckdb.connect(":memory:") as connection, parts_explained(state):
-        create_pinned_views(connection, state)
+        create_pinned_views(connection, state, *names)
         yield connection
 
 

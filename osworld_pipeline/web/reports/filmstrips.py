@@ -57,7 +57,7 @@ def read_filmstrips(state: StateDir, chosen: Sequence[FilmstripOf]) -> list[Film
         return []
     blobs = BlobStore(state.blobs)
     strips = []
-    with fresh_views(state) as connection:
+    with fresh_views(state, "episodes", "steps", "tasks") as connection:
         for one in chosen:
             steps = connection.execute(
                 "SELECT step_index, screenshot_sha256, response_text FROM steps WHERE episode_id = ? ORDER BY 1",

@@ -203,7 +203,7 @@ def _rollout_metrics(state: StateDir) -> list[MetricPoint]:
         FROM episodes e LEFT JOIN checkpoints c ON c.checkpoint_id = e.stage_key
         WHERE e.purpose = 'train' AND e.is_valid AND e."update" >= 1 GROUP BY 1, 2 ORDER BY 1, 2
     """
-    with fresh_views(state) as connection:
+    with fresh_views(state, "episodes") as connection:
         found = connection.execute(sql).fetchall()
     points = []
     for stage, update, task, shaped in found:
@@ -214,7 +214,7 @@ def _rollout_metrics(state: StateDir) -> list[MetricPoint]:
 
 
 def _injections(state: StateDir) -> dict[str, int]:
-    with fresh_views(state) as connection:
+    with fresh_views(state, "injections") as connection:
         found = connection.execute(
             "SELECT source_dataset, count(*) FROM injections GROUP BY 1 ORDER BY 2 DESC, 1"
         ).fetchall()

@@ -70,7 +70,7 @@ def _begun(state: StateDir) -> dict[str, tuple[float, int]]:
         SELECT stage_key, coalesce(min(started_at) FILTER (started_at > 0), 0.0), max("update")
         FROM episodes WHERE purpose = 'train' AND "update" >= 1 GROUP BY 1
     """
-    with fresh_views(state) as connection:
+    with fresh_views(state, "episodes") as connection:
         return {row[0]: (row[1], row[2]) for row in connection.execute(sql).fetchall()}
 
 

@@ -10,9 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
-from schemathesis import GenerationMode
 from surface_server import TASK
 
 FOLDER = Path(__file__).parent
@@ -41,6 +39,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def test_no_request_is_answered_with_a_server_error(url: str) -> None:
     """On a live episode, so that more is tried than that ids are unknown."""
+    import schemathesis  # it takes longer than all other tests of this folder to import
+
     operations = [result.ok() for result in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations()]
     assert len(operations) > 20
     for operation in operations:
@@ -54,6 +54,8 @@ def test_no_request_is_answered_with_a_server_error(url: str) -> None:
 
 def send_made_up(operation: Any, episode_id: str) -> None:
     """Some that the documentation allows, and some that it forbids where there is anything to forbid."""
+    from schemathesis import GenerationMode
+
     modes = [GenerationMode.POSITIVE]
     if operation.body or operation.query:
         modes.append(GenerationMode.NEGATIVE)

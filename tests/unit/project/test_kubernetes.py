@@ -23,7 +23,6 @@ import yaml
 from dagster._cli import create_dagster_cli
 from dagster._config import validate_config
 from dagster._daemon.cli import create_dagster_daemon_cli
-from dagster_k8s import K8sRunLauncher
 from kubernetes_validate.utils import schema_contents
 
 from env_server.options import add_server_options, settings_of
@@ -298,6 +297,8 @@ def test_a_secret_is_in_the_secret_alone(base: Documents) -> None:
 
 
 def test_a_run_is_a_job_with_the_state_the_configuration_and_the_secrets(folder: Path, base: Documents) -> None:
+    from dagster_k8s import K8sRunLauncher  # it imports the whole client of Kubernetes
+
     instance = yaml.safe_load(one(base, "ConfigMap", "osworld-config")["data"]["dagster.yaml"])
     config = instance["run_launcher"]["config"]
     checked = validate_config(K8sRunLauncher.config_type(), config)

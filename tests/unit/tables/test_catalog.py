@@ -40,8 +40,10 @@ from osworld_pipeline.tables.questions.examples import (
     INJECTED_REPLAY_ROWS,
     SUCCESS_BY_CHECKPOINT,
 )
+from osworld_pipeline.tables.views import DERIVED
 from osworld_pipeline.web.evaluation_names import read_evaluation_names
 
+NUM_VIEWS = "SELECT count(*) FROM duckdb_views() WHERE NOT internal"
 VIEWS = ("tasks", "replay", "episodes", "steps", "rollout_groups", "injections", "checkpoints", "evals")
 
 
@@ -453,7 +455,7 @@ def test_every_part_table_has_a_view_with_its_columns(state: StateDir) -> None:
 
 
 def num_episodes(state: StateDir) -> int:
-    with fresh_views(state) as views:
+    with fresh_views(state, "episodes") as views:
         return views.execute("SELECT count(*) FROM episodes").fetchall()[0][0]
 
 
@@ -467,6 +469,19 @@ def test_one_snapshot_is_fixed_at_its_start_and_limited_to_its_state(state: Stat
         with pytest.raises(TableError, match="no_such_column"), fresh_views(state) as views:
             views.execute("SELECT no_such_column FROM episodes")
     assert num_episodes(state) == 2
+
+
+@pytest.mark.parametrize("name", [*PART_TABLES, *DERIVED])
+def test_a_named_view_comes_with_those_that_it_reads_and_is_the_same(state: StateDir, name: str) -> None:
+    TrajectoryStore(state).write_episodes("a", [make_episode("e1")])
+    with fresh_views(state, name) as few:
+        columns = few.execute(f"DESCRIBE {name}").fetchall()
+        assert few.execute("SELECT count(*) FROM checkpoints").fetchall() == [(0,)]
+        few.execute(f"FROM {name}").fetchall()
+        assert few.execute(NUM_VIEWS).fetchall() < [(len([*PART_TABLES, *DERIVED]),)]
+    with fresh_views(state) as views:
+        assert views.execute(NUM_VIEWS).fetchall() == [(len([*PART_TABLES, *DERIVED]),)]
+        assert views.execute(f"DESCRIBE {name}").fetchall() == columns
 
 
 def test_our_own_views_read_the_tables_of_a_build_where_they_lie(state: StateDir) -> None:
