@@ -30,7 +30,7 @@ demo: setup ## the whole pipeline on this machine, then a table of success rates
 	@$(BIN)/osworld-pipeline demo
 
 test: setup-test ## every test that can run here; JOBS=1 runs them one after the other
-	@$(BIN)/pytest -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder --durations=20 || \
+	@$(BIN)/pytest -n $(or $(JOBS),3) --dist loadfile --no-loadscope-reorder --durations=20 || \
 	{ [ $$? -eq 1 ] && echo "Running failed tests again, one at a time. A test that passes now is unstable, which is a defect:" && \
 	$(BIN)/pytest --last-failed --last-failed-no-failures none --maxfail 3; }
 

@@ -198,13 +198,16 @@ def test_adapters_on_two_layers_of_the_real_width_take_updates(processor: Any) -
     assert peak_gb() < LIMIT_GB
 
 
-def test_real_screens_are_trained_as_they_were_sampled(processor: Any, real_data: Path) -> None:
-    files = sorted((real_data / "agentnet" / "images").glob("*.png"))[:2]
+@pytest.mark.parametrize(("architecture", "num_screens"), [(ONE_LAYER, 1), (THIN, 3)], ids=["wide", "thin"])
+def test_real_screens_are_trained_as_they_were_sampled(
+    processor: Any, real_data: Path, architecture: Architecture, num_screens: int
+) -> None:
+    files = sorted((real_data / "agentnet" / "images").glob("*.png"))[:num_screens]
     screens = [prepare_screenshot(file.read_bytes(), 1_003_520).data for file in files]
     dtype = usual_dtype()
-    model = build_model(ONE_LAYER, device="cpu", dtype=DTYPES[dtype], sharpness=WIDE_SHARPNESS)
+    model = build_model(architecture, device="cpu", dtype=DTYPES[dtype], sharpness=WIDE_SHARPNESS)
     (trajectory,) = sample(model, processor, [screens])
-    assert trajectory.token_ids.count(processor.image_token_id) == 2 * 880
+    assert trajectory.token_ids.count(processor.image_token_id) == num_screens * 880
     check_exact([trajectory], model, processor, dtype)
 
 

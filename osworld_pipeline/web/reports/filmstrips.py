@@ -91,7 +91,7 @@ def thumbnail(data: bytes) -> str:
         return ""
     height = max(1, round(small.height * THUMBNAIL_WIDTH / small.width))
     if small.width > THUMBNAIL_WIDTH:
-        small = small.resize((THUMBNAIL_WIDTH, height), Image.Resampling.LANCZOS)
+        small = small.resize((THUMBNAIL_WIDTH, height), Image.Resampling.LANCZOS, reducing_gap=2.0)
     sink = io.BytesIO()
     small.save(sink, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(sink.getvalue()).decode()
