@@ -18,7 +18,7 @@ setup: ## Debian packages and .venv
 	@scripts/setup
 
 setup-test:
-	@scripts/setup debian qemu extras python tokenizer hosts
+	@scripts/setup debian qemu extras python bytecode tokenizer hosts
 
 setup-python:
 	@scripts/setup python
