@@ -27,9 +27,9 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def set_up(checkout: Path, pythons: dict[str, str]) -> str:
-    """What it says where these programs are the only Pythons. Each is the real one, but says that it has this version,
-    and makes no environment."""
+def set_up(checkout: Path, pythons: dict[str, str], *parts: str) -> str:
+    """What it says about `parts` (without them about `python`) where these programs are the only Pythons. Each is the
+    real one, but says that it has this version, and makes no environment."""
     programs = checkout / "programs"
     programs.mkdir()
     for name in PROGRAMS:
@@ -46,7 +46,7 @@ def set_up(checkout: Path, pythons: dict[str, str]) -> str:
             path.chmod(0o755)
     variables = {name: value for name, value in os.environ.items() if name != "PYTHON"}
     done = subprocess.run(
-        ["bash", checkout / "scripts/setup", "python"], env={**variables, "PATH": str(programs)},
+        ["bash", checkout / "scripts/setup", *(parts or ("python",))], env={**variables, "PATH": str(programs)},
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert done.returncode == 1
@@ -70,3 +70,16 @@ def test_the_doctor_refuses_a_python_that_is_not_supported() -> None:
 
 def test_the_doctor_accepts_the_python_of_the_tests() -> None:
     assert check_python("python").status == Status.OK
+
+
+def test_debians_python_is_installed_before_an_environment_is_made_where_none_is_supported(checkout: Path) -> None:
+    """Its packages are refused here, where there is no dpkg."""
+    said = set_up(checkout, {"python3": "3.10"}, "debian", "python")
+    assert "no dpkg here" in said
+    assert "no Python" not in said
+
+
+def test_an_environment_is_made_at_once_where_a_python_is_supported(checkout: Path) -> None:
+    said = set_up(checkout, {"python3": "3.13"}, "debian", "python")
+    assert "creating .venv with Python 3.13" in said
+    assert "no dpkg here" not in said
