@@ -1,5 +1,6 @@
 """Finds mannered turns in what a person reads: `python docs/check_words.py [FILE ...]`, part of `make check`. It reads
-comments, docstrings and other strings of Python files, comments of TOML files, and all of other text files."""
+comments, docstrings, other strings and names of functions of Python files (in tests, where strings are data, only
+docstrings), comments of TOML files, and all of other text files."""
 
 import io
 import re
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NOT_READ = ("tests", "docs/check_words.py", "LICENSE", "*.txt")
-"""Tests, the licence, lists of packages, and this file, which contains the turns."""
+TESTS = "tests/"
+NOT_READ = ("docs/check_words.py", "tests/unit/docs/test_check_words.py", "tests/fuzz/cases", "LICENSE", "*.txt")
+"""This file and its test, which contain the turns; bytes that parsers refuse; the licence; lists of packages."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,12 @@ TURNS = (
 )
 ALLOWED: dict[str, tuple[str, ...]] = {
     "env_server/providers/base_image.py": ("nobody:x:65534",),
+    "osworld_pipeline/object_store/bucket.py": ("tell",),
     "CHANGELOG.md": ("whatever its shaped rewards",),
 }
 """Excerpts of lines that may contain a turn, by file."""
 _ANY = re.compile(r"\b(?:" + "|".join(f"({turn.pattern})" for turn in TURNS) + r")\b", re.IGNORECASE)
+_LINE_STARTS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 _REPLACED = re.compile(r"\{[^{}]*\}")
 
 
@@ -69,7 +73,7 @@ def find_turns(path: str, text: str) -> Iterator[Finding]:
 def _read_lines(path: str, text: str) -> Iterator[tuple[int, str]]:
     """(line number from 1, the text in it that a person reads)."""
     if path.endswith(".py"):
-        yield from _python_lines(text)
+        yield from _python_lines(text, has_data_strings=path.startswith(TESTS))
     elif path.endswith(".toml"):
         for number, line in enumerate(text.splitlines(), 1):
             if "#" in line:
@@ -78,15 +82,23 @@ def _read_lines(path: str, text: str) -> Iterator[tuple[int, str]]:
         yield from enumerate(text.splitlines(), 1)
 
 
-def _python_lines(text: str) -> Iterator[tuple[int, str]]:
+def _python_lines(text: str, *, has_data_strings: bool) -> Iterator[tuple[int, str]]:
+    before = None
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in (tokenize.COMMENT, tokenize.STRING):
-            continue
-        shown = token.string
-        if token.type == tokenize.STRING and "f" in shown[: shown.index(shown[-1])].lower():
-            shown = _REPLACED.sub("", shown)
-        for offset, line in enumerate(shown.splitlines()):
-            yield token.start[0] + offset, line
+        if token.type == tokenize.NAME and before is not None and before.string == "def":
+            yield token.start[0], token.string.replace("_", " ")
+        elif token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+        elif token.type == tokenize.STRING and (not has_data_strings or before is None or before.type in _LINE_STARTS):
+            for offset, line in enumerate(_shown(token.string).splitlines()):
+                yield token.start[0] + offset, line
+        if token.type not in (tokenize.NL, tokenize.COMMENT):
+            before = token
+
+
+def _shown(literal: str) -> str:
+    is_f_string = "f" in literal[: literal.index(literal[-1])].lower()
+    return _REPLACED.sub("", literal) if is_f_string else literal
 
 
 def main(arguments: list[str]) -> int:

@@ -1,5 +1,5 @@
-"""Faults at random: the programs of a training phase, each in a process of its own, killed at moments drawn by a seed
-and started again; and a small disk that fills up. The trainer is started again until it ends well."""
+"""Injects random faults into a training phase: its programs, each in its own process, are killed at moments drawn from
+a seed and started again, and a small disk fills up. The trainer is restarted until it ends successfully."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class Fault(StrEnum):
 
 @dataclass(kw_only=True, eq=False)
 class Program:
-    """Started by its command as often as need be; everything it says goes to one log."""
+    """A program that its command starts as often as needed. All its output goes to one log."""
 
     command: Sequence[str]
     log: Path
@@ -89,7 +89,7 @@ class Program:
         self.process.wait(STOP_LIMIT_S)
 
     def stop(self) -> None:
-        """TERM, and KILL where that does not end it."""
+        """Sends SIGTERM, and SIGKILL if the process does not end."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):
@@ -100,13 +100,13 @@ class Program:
             self.kill()
 
     def said(self) -> str:
-        """Since it was last started."""
+        """The output since the program was last started."""
         with self.log.open("rb") as log:
             log.seek(self.said_from)
             return log.read().decode(errors="replace")
 
     def messages(self) -> list[dict[str, Any]]:
-        """Whole lines of JSON since it was last started."""
+        """The complete lines of JSON that the program has printed since it was last started."""
         lines = self.said().split("\n")[:-1]
         return [json.loads(line) for line in lines if line.startswith("{")]
 
@@ -134,8 +134,8 @@ def free_port() -> int:
 
 @contextmanager
 def env_server(folder: Path, *, images: Path, num_replicas: int, screen: tuple[int, int]) -> Iterator[Server]:
-    """Local desktops on a port that stays the same; its temporary files are in `<folder>/tmp` (a link)."""
-    # Short, for a Unix socket's path may have 107 characters.
+    """Serves local desktops on a port that stays the same; its temporary files are in `<folder>/tmp` (a link)."""
+    # Short, because a Unix socket's path may have 107 characters.
     temporary = Path(tempfile.mkdtemp(prefix="ch-"))
     (folder / "tmp").symlink_to(temporary)
     port = free_port()
@@ -177,7 +177,7 @@ def running(server: Server) -> Iterator[None]:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """`folder` is a file system of its own while the block lasts; False where mounting is not allowed."""
+    """Makes `folder` a separate file system inside the block. Yields False where mounting is not allowed."""
     folder.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(folder)]
     try:
@@ -188,12 +188,12 @@ def small_disk(folder: Path) -> Iterator[bool]:
         yield is_mounted
     finally:
         if is_mounted:
-            # Lazily, for every desktop that was started meanwhile has this mount in its own namespace too.
+            # Lazily, because every desktop that was started in the block also has this mount in its own namespace.
             subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill_up(disk: Path, *, spare_bytes: int) -> Path:
-    """A file that leaves this much of the disk free."""
+    """Writes a file that leaves `spare_bytes` of the disk free, and returns its path."""
     ballast = disk / ".ballast"
     with ballast.open("wb") as file, suppress(OSError):
         while (left := shutil.disk_usage(disk).free - spare_bytes) > 0:
@@ -204,7 +204,7 @@ def fill_up(disk: Path, *, spare_bytes: int) -> Path:
 
 @dataclass(kw_only=True, eq=False)
 class Chaos:
-    """Carries out `plan`, one fault after the other, until `trainer` has ended well; then raises no more."""
+    """Carries out `plan`, one fault after another. Causes no more faults once `trainer` has ended successfully."""
 
     trainer: Program
     servers: Mapping[Fault, Server]
@@ -222,7 +222,7 @@ class Chaos:
     ends: Counter[str] = field(default_factory=Counter)
     """How the trainer ended, each time."""
     story: list[str] = field(default_factory=list)
-    _num_heard: int = 0
+    _num_received: int = 0
     """Of what the trainer has said since it was started, by the time of the last fault."""
     _wait_reports: int | None = None
     _due_at: float | None = None
@@ -233,7 +233,7 @@ class Chaos:
         deadline = self._begun_at + limit_s
         self.trainer.start()
         while True:
-            assert time.monotonic() < deadline, f"not done within {limit_s:.0f} s: {self.told()}"
+            assert time.monotonic() < deadline, f"not done within {limit_s:.0f} s: {self.reported()}"
             for server in self.servers.values():
                 if not server.is_running and time.monotonic() >= server.start_at:
                     server.start()
@@ -242,13 +242,13 @@ class Chaos:
                     return
                 self._free_disk()
                 self.trainer.start()
-                self._num_heard = 0
+                self._num_received = 0
             if self._freed_at is not None and time.monotonic() >= self._freed_at:
                 self._free_disk()
             self._next_fault()
             time.sleep(0.02)
 
-    def told(self) -> str:
+    def reported(self) -> str:
         return f"faults {dict(self.done)}, trainer ended {dict(self.ends)}; {'; '.join(self.story)}"
 
     def _has_ended_well(self) -> bool:
@@ -261,14 +261,14 @@ class Chaos:
         self._note(f"trainer ended with {status}: {last.get('message', last.get('result'))}")
         if status == 0:
             return True
-        assert last.get("kind") == "error", f"{self.told()}\n{self.trainer.said()[-3000:]}"
+        assert last.get("kind") == "error", f"{self.reported()}\n{self.trainer.said()[-3000:]}"
         is_disk = last["type"] == "StoreError" and self.done[Fault.DISK] > 0
-        assert last["retryable"] or is_disk, self.told()
+        assert last["retryable"] or is_disk, self.reported()
         if is_disk and self._freed_at is not None:
-            assert "no disk space left" in last["message"], self.told()
+            assert "no disk space left" in last["message"], self.reported()
         self.ends[last["type"]] += 1
-        # However it fares, a trainer that nothing is done to any more must end well.
-        assert self.ends.total() <= 3 * (self.done.total() + 1), self.told()
+        # In any case, a trainer that no further fault hits must end successfully.
+        assert self.ends.total() <= 3 * (self.done.total() + 1), self.reported()
         return False
 
     def _next_fault(self) -> None:
@@ -278,7 +278,7 @@ class Chaos:
             if self._wait_reports is None:
                 is_early = self.rng.random() < SILENT_SHARE
                 self._wait_reports = 0 if is_early else self.rng.randint(1, MAX_REPORTS)
-            if len(self.trainer.messages()) - self._num_heard < self._wait_reports:
+            if len(self.trainer.messages()) - self._num_received < self._wait_reports:
                 return
             self._due_at = time.monotonic() + self.rng.uniform(0.0, MAX_PAUSE_S)
         fault, late_s = self.plan[0], time.monotonic() - self._due_at
@@ -287,21 +287,21 @@ class Chaos:
             self.plan.pop(0)
             self.done[fault] += 1
             self._due_at = self._wait_reports = None
-            self._num_heard = len(self.trainer.messages())
+            self._num_received = len(self.trainer.messages())
 
     def _hits_episodes(self, fault: Fault) -> bool:
-        """Whether it would now fall upon an episode; a trainer and a disk fail at any time."""
+        """Whether the fault would now hit an episode. Faults of the trainer and the disk may occur at any time."""
         if fault is Fault.DESKTOP:
             return self.num_live() == self.num_replicas
         return fault in (Fault.TRAINER, Fault.DISK) or self.num_live() > 0
 
     def _cause(self, fault: Fault) -> bool:
-        """False where there is nothing to break now."""
+        """Causes the fault. Returns False if there is nothing to break now."""
         if fault is Fault.TRAINER:
             if not self.trainer.is_running:
                 return False
             self.trainer.kill()
-            # What it had just said of an error would be its own end, not the kill's.
+            # If the trainer has just reported an error, that error is its own end, not the kill's.
             self.ends["killed"] += 1
         elif fault is Fault.DESKTOP:
             victims = self.victims()
@@ -333,6 +333,6 @@ class Chaos:
 
 
 def plan_faults(kinds: Sequence[Fault], num: int, rng: random.Random) -> list[Fault]:
-    """Each kind once as far as `num` goes, in random order, and then at random."""
+    """Plans each kind once, as far as `num` allows, in random order, and then random kinds."""
     plan = rng.sample(kinds, min(num, len(kinds)))
     return plan + [rng.choice(kinds) for _ in range(num - len(plan))]

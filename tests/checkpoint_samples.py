@@ -33,16 +33,16 @@ CHAIN = (Stage.BASE, Stage.SFT, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
 
 
 def trained_with(stage: Stage, seed: int, parent: str | None, **settings: Any) -> Checkpoint:
-    """Of the recipe `demo` with this seed for everything that is trained, and its card."""
+    """A checkpoint, and its card, of the recipe `demo` with this seed for everything that is trained."""
     seeded = dict.fromkeys(("model.seed", "sft.seed", "gspo.phase1.seed", "gspo.phase2.seed"), seed)
     changes = [f"{key}={json.dumps(value)}" for key, value in {**seeded, **settings}.items()]
-    # All tasks: a share of them would be drawn by the seed.
+    # All tasks, because the seed would draw a share of them.
     recipe = load_recipe("demo", settings=["sft.task_share=1.0", *changes]).model_dump(mode="json")
     return make_checkpoint(f"{stage}-{seed:012x}", stage, parent_id=parent, recipe=recipe)
 
 
 def chain_of(*stages: Stage) -> list[Checkpoint]:
-    """Each the parent of the next, named after its stage."""
+    """Checkpoints that are each the parent of the next one, named after their stages."""
     return [
         make_checkpoint(str(stage), stage, parent_id=str(stages[place - 1]) if place else None)
         for place, stage in enumerate(stages)
@@ -50,7 +50,7 @@ def chain_of(*stages: Stage) -> list[Checkpoint]:
 
 
 def lay_down(state: StateDir, *checkpoints: Checkpoint) -> None:
-    """Their folders, as a trainer leaves them."""
+    """Writes the folders of the checkpoints, as a trainer leaves them."""
     for checkpoint in checkpoints:
         folder = state.root / checkpoint.path
         folder.mkdir(parents=True)
@@ -60,7 +60,7 @@ def lay_down(state: StateDir, *checkpoints: Checkpoint) -> None:
 def write_evaluation(
     state: StateDir, recipe: Recipe, checkpoint_id: str, *, num_successes: int, num_faults: int = 0, **changes: Any
 ) -> None:
-    """The first so many planned episodes succeed, the last so many end in a fault, the others fail."""
+    """The first `num_successes` planned episodes succeed, the last `num_faults` end in a fault, the others fail."""
     plan = plan_evaluation(recipe, checkpoint_id)
     store = TrajectoryStore(state)
     num_valid = len(plan.episodes) - num_faults

@@ -1,4 +1,4 @@
-"""Shared by all tests: what this machine can run, where real data may lie, and a really tiny random Qwen3-VL."""
+"""Fixtures shared by all tests: what this machine can run, where real data may be, and a very tiny random Qwen3-VL."""
 
 import io
 import os
@@ -29,19 +29,19 @@ SECONDS = {
     "test_parity_servers": 35, "test_equal_answers": 30, "test_compaction": 30, "test_env_server_faults": 30,
     "test_machine_answers": 30, "test_tracking": 30, "test_verified_replay": 30, "test_two_ranks": 30,
 }  # fmt: skip
-"""About what the longest files take on two cores beside two others (`make test` tells the longest tests)."""
+"""Roughly what the longest files take on two cores next to two others (`make test` prints the longest tests)."""
 IS_ONE_OF_SEVERAL_WORKERS = "PYTEST_XDIST_WORKER" in os.environ
 if IS_ONE_OF_SEVERAL_WORKERS:
-    # Before torch is imported, and for the programs that tests start: threads that share a core wait for each other
-    # busily, and a tiny model's update takes ten times as long.
+    # Set before torch is imported, and for the programs that tests start: threads that share a core busy-wait for each
+    # other, and a tiny model's update takes ten times as long.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 DESKTOP_PROGRAMS = ("bwrap", "Xvfb", "openbox", "xterm", "mousepad", "pcmanfm", "yad")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A shell's background job begins with SIGINT ignored; Dagster then has SIGTERM ignored, too, and so would every
-    program that a test starts and tells to end. GPUs are hidden from the tests that compare runs bit by bit, which a
-    GPU's kernels do not promise."""
+    """A shell's background job starts with SIGINT ignored. Dagster then ignores SIGTERM, too, and so would each program
+    that a test starts and stops. GPUs are hidden from the tests that compare runs bit by bit, because a GPU's kernels
+    do not guarantee equal bits."""
     if "gpu" not in config.option.markexpr and Path("/dev/nvidiactl").exists():
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first; a test that needs what is not here is skipped and says what is missing."""
+    """Runs fast tests first. Skips a test whose requirements are missing here and names what is missing."""
     missing = [program for program in DESKTOP_PROGRAMS if shutil.which(program) is None]
     for item in items:
         if item.get_closest_marker("desktop") and missing:
@@ -65,8 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _cost(item: pytest.Item) -> tuple[int, int]:
-    """Of several workers each takes whole files: the longest come first, so that all workers end at about the same
-    time."""
+    """Each of several workers takes whole files. The longest files come first, so that all workers end at about the
+    same time."""
     seconds = SECONDS.get(item.path.stem, 0) if IS_ONE_OF_SEVERAL_WORKERS else 0
     return -seconds, 2 * bool(item.get_closest_marker("slow")) + bool(item.get_closest_marker("desktop"))
 
@@ -79,7 +79,7 @@ def _has_cuda() -> bool:
 
 @pytest.fixture
 def real_data() -> Path:
-    """Real OSWorld tasks and a real trajectory, where they are."""
+    """The folder of real OSWorld tasks and a real trajectory. Skips the test where it is missing."""
     if not REAL_DATA.is_dir():
         pytest.skip(f"no real data at {REAL_DATA}")
     return REAL_DATA

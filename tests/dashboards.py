@@ -1,4 +1,4 @@
-"""The Grafana dashboards that `init --kubernetes` writes, against the metrics that a process exports."""
+"""Checks the Grafana dashboards that `init --kubernetes` writes against the metrics that a process exports."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def labels_in(text: str) -> dict[str, set[str]]:
 
 
 def check_questions(name: str, exported: dict[str, set[str]]) -> None:
-    """Every question names a metric and labels that are exported."""
+    """Every query names a metric and labels that are exported."""
     for question in questions(name):
         names = re.findall(r"\b(?:env_server|osworld|process)_\w+(?=\{)", question)
         assert names, question
@@ -50,7 +50,7 @@ def check_every_metric_is_shown(name: str, text: str, *, prefix: str) -> None:
 
 
 def check_panels(name: str) -> None:
-    """Panels lie side by side, and have numbers and titles of their own."""
+    """Panels do not overlap, and each has its own number and title."""
     panels = dashboard(name)["panels"]
     cells = [
         (x, y)

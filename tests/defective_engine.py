@@ -1,5 +1,5 @@
-"""A policy engine that really samples, token by token with the stock model and its key-value cache, and has one defect
-of those that policy servers have had. It shares no code with the probe's own reference."""
+"""A policy engine that really samples, token by token with the stock model and its key-value cache, and has one of the
+defects that policy servers have had. It shares no code with the probe's own reference."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -91,7 +91,7 @@ class DefectiveEngine:
 
     @torch.no_grad()
     def score(self, request: GenerateRequest, token_id: int) -> float:
-        """What it would report had it sampled this token first."""
+        """The log-probability that the engine would report if it had sampled this token first."""
         seen = () if self.defect == "blind" else tuple(self._features(one) for one in self._shown(request.images))
         logits_V = self._next_logits(request, (), seen, DynamicCache())
         return float(self._reported(logits_V, request.sampling.temperature)[token_id])
@@ -120,7 +120,7 @@ class DefectiveEngine:
         vision: dict[str, Any] = {}
         if seen and num_cached == 0:
             is_image_T = input_ids[0] == self.renderer.image_id
-            # Placeholders that no features are left for stay what they are.
+            # Placeholders for which no features are left stay unchanged.
             is_seen_T = is_image_T & (is_image_T.cumsum(0) <= sum(len(main) for main, _ in seen))
             embeddings[0, is_seen_T] = torch.cat([main for main, _ in seen]).to(embeddings.dtype)
             layers = zip(*(deep for _, deep in seen), strict=True)
@@ -178,7 +178,7 @@ class DefectiveEngine:
 
 
 def _halved(image: Image.Image) -> Image.Image:
-    """To half of its size and back, not by the filter that the probe imitates it with."""
+    """Halves the image and scales it back, with another filter than the one by which the probe imitates this."""
     small = image.resize((image.width // 2, image.height // 2), Image.Resampling.LANCZOS)
     return small.resize(image.size, Image.Resampling.BICUBIC)
 

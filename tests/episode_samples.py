@@ -38,7 +38,7 @@ def make_step(index: int = 0, *, sha256: str = "a" * 64, **changes) -> Step:
 
 
 def make_sequence(num_tokens: int = 3, *, num_images: int = 2, **changes) -> TokenSequence:
-    """A token of a prompt, then sampled ones by version 7; the first screenshots stand in it."""
+    """One token of a prompt, then tokens sampled by version 7. The sequence contains the first screenshots."""
     num_sampled = num_tokens - 1
     fields = {
         "token_ids": tuple(range(1, num_tokens + 1)),

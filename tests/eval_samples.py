@@ -1,4 +1,4 @@
-"""Rows of `evals` by hand, for what is computed from them."""
+"""Hand-written rows of `evals`, for tests of what is computed from them."""
 
 from collections.abc import Iterable, Mapping
 
@@ -30,7 +30,7 @@ def eval_row(outcome: Outcome, **changes) -> EvalRow:
 
 
 def eval_rows(played: Mapping[str, str] | Iterable[str], *, checkpoint: str = "c", key: str = KEY, **changes):
-    """A row for each letter (see LETTERS), a seed each; `played`: by task, or of tasks a, b, c, ..."""
+    """One row for each letter (see LETTERS), each with its own seed. `played`: by task, or of tasks a, b, c, ..."""
     tasks = played if isinstance(played, Mapping) else dict(zip("abcdefghijklmnop", played, strict=False))
     return [
         eval_row(

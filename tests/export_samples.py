@@ -71,7 +71,7 @@ def episode(name: str, task_id: str, outcome: Outcome, steps: tuple[Step, ...], 
 
 
 def make_state(root: Path) -> StateDir:
-    """sft-1 succeeds at `a` with seed 3, fails it with seed 5, and never got a word on `b`; gspo-1 succeeds at `a`."""
+    """sft-1 succeeds at `a` with seed 3, fails it with seed 5, and has only a fault on `b`; gspo-1 succeeds at `a`."""
     state = StateDir(root)
     store = TrajectoryStore(state)
     write_table(
@@ -108,7 +108,7 @@ def make_state(root: Path) -> StateDir:
             episode("e-later", "a", Outcome.SUCCESS, played[2:], seed=3, checkpoint_id="gspo-1"),
             episode("t-success", "a", Outcome.SUCCESS, played, purpose=train, stage_key="gspo-1", update=0),
             episode("t-failure", "a", Outcome.FAILURE, played, purpose=train, stage_key="gspo-1", update=0, seed=1),
-            # Nobody kept the screen of an imported step.
+            # The screen of an imported step is not kept.
             episode(
                 "i-0", "c", Outcome.SUCCESS, (make_step(0, sha256=""),), purpose=EpisodePurpose.IMPORT,
                 checkpoint_id="", source_dataset="agentnet", licence="MIT",

@@ -1,5 +1,5 @@
-"""A hub that speaks the real client's protocol: repositories with commits, regular files, and LFS objects by their own
-upload addresses. It fails when a test says so."""
+"""A hub that speaks the real client's protocol: repositories with commits, regular files, and LFS objects with their
+own upload addresses. It fails when a test makes it fail."""
 
 import base64
 import hashlib

@@ -42,7 +42,7 @@ def put_attempt(
     domain: str = "os",
     **row_changes: Any,
 ) -> Path:
-    """As OSWorld's runner writes it: the screenshot of a row is the screen after its action."""
+    """Writes an attempt as OSWorld's runner does: the screenshot of a row is the screen after its action."""
     folder = results / "pyautogui" / "screenshot" / model / domain / task_id
     folder.mkdir(parents=True)
     rows = []

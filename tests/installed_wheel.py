@@ -14,7 +14,7 @@ OURS = ("OSWORLD_", "DAGSTER_", "PYTHON", "ENV_SERVER", "SGLANG", "VIRTUAL_ENV")
 
 
 def run(*words: object, cwd: Path, limit_s: float = LIMIT_S, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Without variables that point to a checkout or to another environment."""
+    """Runs a command without variables that point to a checkout or to another environment."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return subprocess.run(
         [str(word) for word in words],
@@ -35,7 +35,7 @@ def succeed(*words: object, cwd: Path, limit_s: float = LIMIT_S, **variables: st
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """Wheel and sdist. uv has the build backend, so nothing is downloaded."""
+    """Builds wheel and sdist. uv contains the build backend, so nothing is downloaded."""
     succeed(UV, "build", "--quiet", "--offline", "--out-dir", folder, ROOT, cwd=folder)
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, sdist
@@ -52,13 +52,13 @@ class Installed:
         return self.root / "bin" / "python"
 
     def command(self, *words: object, cwd: Path, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
-        """`osworld-pipeline` with these arguments."""
+        """Runs `osworld-pipeline` with these arguments."""
         return run(self.root / "bin" / "osworld-pipeline", *words, cwd=cwd, limit_s=limit_s)
 
     @classmethod
     def with_extras(cls, wheel: Path, root: Path, extras: str) -> "Installed":
-        """With its dependencies, of the tested versions, from the ordinary package index; torch is the CPU build unless
-        a folder of wheels has another."""
+        """Installs the wheel and its dependencies, in the tested versions, from the ordinary package index. torch is
+        the CPU build unless a folder of wheels has another."""
         installed = cls(root)
         links = os.environ.get("UV_FIND_LINKS") or os.environ.get("PIP_FIND_LINKS") or ""
         torch = {"UV_FIND_LINKS": links} if links else {"UV_TORCH_BACKEND": "cpu"}
@@ -69,8 +69,8 @@ class Installed:
 
     @classmethod
     def with_present_packages(cls, wheel: Path, root: Path) -> "Installed":
-        """With the dependencies that this interpreter has: a .pth adds its site-packages, whose own .pth files (among
-        them that of an editable installation) are not read then."""
+        """Uses the dependencies that this interpreter has: a .pth adds its site-packages. The .pth files in there,
+        including that of an editable installation, are not read."""
         installed = cls(root)
         succeed(UV, "venv", "--quiet", "--python", sys.executable, root, cwd=root.parent)
         succeed(

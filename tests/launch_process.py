@@ -21,7 +21,7 @@ from resources.launcher import Launcher
 
 
 def launch(request: dict[str, Any]) -> dict[str, Any]:
-    """The last line, as a dict; the others are printed."""
+    """Returns the last line as a dict and prints the others."""
     outcome: dict[str, Any] = {}
 
     def say(message: Message) -> None:
@@ -59,7 +59,7 @@ def launch(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_sent(program: str, job: dict[str, Any]) -> Job | dict[str, Any]:
-    """The model of a program of ours; what a program of the user takes."""
+    """The job as its model for a program of ours, and unchanged for a program of the user."""
     if program not in PROGRAMS:
         return job
     main = importlib.import_module(PROGRAMS[program]).main

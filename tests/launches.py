@@ -41,7 +41,7 @@ def _has_thread(process: str, mark: str) -> bool:
 
 
 def wait_until(is_so: Callable[[], Any], what: str, *, limit_s: float = PATIENCE_S) -> Any:
-    """Looking at every thread of a machine takes long: it is done in a fifth of the time at most."""
+    """Scanning every thread of a machine is slow, so the checks take a fifth of the time at most."""
     deadline = time.monotonic() + limit_s
     while True:
         begun = time.monotonic()
@@ -65,7 +65,7 @@ def start_launch(
     num_processes: int = 1,
     installed: Sequence[Path] = (),
 ) -> Any:
-    """The launcher as a Dagster step in a process of its own; its state lies in `folder`."""
+    """Starts the launcher as a Dagster step in a process of its own; its state is in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     request = folder / "request.json"
     request.write_text(
@@ -84,7 +84,7 @@ def start_launch(
 
 
 def finish(launch: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Everything it said, the outcome last."""
+    """All messages of the launch, the outcome last."""
     try:
         output, errors = launch.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -95,7 +95,7 @@ def finish(launch: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 
 def cancel(launch: subprocess.Popen[str]) -> dict[str, Any]:
-    """As Dagster cancels a run; returns the outcome."""
+    """Cancels the launch as Dagster cancels a run; returns the outcome."""
     launch.send_signal(signal.SIGINT)
     return finish(launch)[-1]
 
@@ -121,7 +121,7 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
-def wait_for_nobody(folder: Path, *, limit_s: float) -> list[str]:
+def wait_for_no_process(folder: Path, *, limit_s: float) -> list[str]:
     deadline = time.monotonic() + limit_s
     while (left := processes_in(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)

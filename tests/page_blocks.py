@@ -1,5 +1,5 @@
 """The blocks of a documentation page, and what is done with each: run, run as a server, compared with what was printed,
-or not run, for a reason. CONTRIBUTING.md tells the marks."""
+or not run, for a reason. CONTRIBUTING.md describes the marks."""
 
 import re
 import sys
@@ -26,7 +26,7 @@ Kind = Literal["run", "serve", "fails", "file", "not run", "output", "text"]
 
 
 class MarkError(ValueError):
-    """A block whose marks say nothing, or nothing that is known."""
+    """A block without a mark, or with an unknown one."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PageBlock:
 
     @property
     def command(self) -> str:
-        """With what stands for an example in its place."""
+        """The command, with the replacements for its examples."""
         text = self.text
         for old, new in self.replacements:
             if old not in text:
@@ -102,7 +102,7 @@ def is_command(text: str) -> bool:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Line by line without spaces at the ends; `...` stands for anything on its line, alone for any number of lines."""
+    """Compares by line, without spaces at the ends; `...` matches anything on its line, or any lines if it is alone."""
     pattern = r"\s*"
     for line in shown.strip().splitlines():
         if line.strip() == "...":

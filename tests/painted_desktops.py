@@ -105,7 +105,7 @@ class PaintedServer:
 
 @asynccontextmanager
 async def painted_server(folder: Path, *, num_replicas: int = 2, **options: Any) -> AsyncIterator[PaintedServer]:
-    """In this process, on a free port of loopback."""
+    """A server in this process, on a free port of loopback."""
     ready = folder / "ready.json"
     settings = settings_with(ready, num_replicas, **options)
     provider = PaintedProvider()

@@ -1,4 +1,4 @@
-"""Commands as they stand in a message or a page, for tests that paste them."""
+"""Commands as they appear in a message or a page, for tests that paste them."""
 
 import re
 import shlex

@@ -1,8 +1,8 @@
 """A policy server of our own that tests may kill: real samples of a real checkpoint, over the part of sglang's HTTP
 interface that our engine speaks.
 
-`python policy_server.py CHECKPOINT PORT PARENT_PID`. Started anew it holds CHECKPOINT again, under a label that nobody
-has loaded; it dies with the process that started it.
+`python policy_server.py CHECKPOINT PORT PARENT_PID`. After a restart it holds CHECKPOINT again, under a label that
+was never loaded; it ends with the process that started it.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ PIXELS_PER_TOKEN = 32
 
 
 def join_group(body: Mapping[str, Any]) -> Any:
-    """As sglang.srt.utils.init_custom_process_group."""
+    """Does the same as sglang.srt.utils.init_custom_process_group."""
     timeout = timedelta(seconds=60)
     address = f"tcp://{body['master_address']}:{body['master_port']}"
     store, rank, size = next(iter(rendezvous(address, body["rank_offset"], body["world_size"], timeout=timeout)))
@@ -65,7 +65,7 @@ def join_group(body: Mapping[str, Any]) -> Any:
 
 
 class Policy:
-    """The engine that samples in process, asked from the threads of a server."""
+    """The engine that samples in process, called from the threads of a server."""
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder)
@@ -125,7 +125,7 @@ class Policy:
         return self._labels[version]
 
     def _receive(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """As sglang: its calls in this order, each bucket through a real process group."""
+        """As in sglang: the calls come in this order, each bucket through a real process group."""
         try:
             if path == "/init_weights_update_group":
                 self._group = join_group(body)
@@ -163,7 +163,7 @@ class Policy:
                 self._run(self._engine.load_state(self._weights, policy_version=version))
 
     def _load(self, folder: Path, label: str) -> dict[str, Any]:
-        """Tensors that the folder does not hold stay as they are."""
+        """Tensors that the folder does not hold stay unchanged."""
         with self._loading:
             try:
                 self._weights = self._weights | read_weights(folder, model=self._model)
@@ -178,13 +178,13 @@ class Policy:
     def _generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         images = tuple(base64.b64decode(image) for image in body.get("image_data", ()))
         prompt = self._expanded(body["input_ids"], images)
-        told = body["sampling_params"]
+        reported = body["sampling_params"]
         sampling = SamplingParams(
-            temperature=told["temperature"],
-            top_p=told["top_p"],
-            max_new_tokens=told["max_new_tokens"],
-            stop=tuple(told["stop"]),
-            seed=told["sampling_seed"],
+            temperature=reported["temperature"],
+            top_p=reported["top_p"],
+            max_new_tokens=reported["max_new_tokens"],
+            stop=tuple(reported["stop"]),
+            seed=reported["sampling_seed"],
         )
         request = GenerateRequest(sampling=sampling, token_ids=tuple(prompt), images=images)
         result: GenerateResult = self._run(self._engine.generate(request))
@@ -199,7 +199,7 @@ class Policy:
             ],
         }
         if watched := body.get("token_ids_logprob"):
-            scores = self._first_logprobs(prompt, images, told)
+            scores = self._first_logprobs(prompt, images, reported)
             meta["output_token_ids_logprobs"] = [[[scores[index], index, None] for index in watched]]
         return {"output_ids": list(result.token_ids), "prompt_token_ids": prompt, "meta_info": meta}
 
@@ -213,7 +213,7 @@ class Policy:
         return spans
 
     def _expanded(self, token_ids: Sequence[int], images: Sequence[bytes]) -> list[int]:
-        """A placeholder becomes as many as its image has tokens."""
+        """Each placeholder is repeated as often as its image has tokens."""
         expanded: list[int] = []
         rest = iter(images)
         for token_id in token_ids:
@@ -225,14 +225,16 @@ class Policy:
         return expanded
 
     @torch.no_grad()
-    def _first_logprobs(self, prompt: Sequence[int], images: Sequence[bytes], told: Mapping[str, Any]) -> list[float]:
+    def _first_logprobs(
+        self, prompt: Sequence[int], images: Sequence[bytes], reported: Mapping[str, Any]
+    ) -> list[float]:
         inputs = build_model_inputs(self._processor, [(prompt, images)])
         with self._loading:
             logits = self._model(**{name: torch.from_numpy(value) for name, value in inputs.items()}).logits
         logits_V = logits[0, -1].float()
-        for token_id, bias in told.get("logit_bias", {}).items():
+        for token_id, bias in reported.get("logit_bias", {}).items():
             logits_V[int(token_id)] += bias
-        return torch.log_softmax(logits_V / (told["temperature"] or 1.0), dim=-1).tolist()
+        return torch.log_softmax(logits_V / (reported["temperature"] or 1.0), dim=-1).tolist()
 
     def _run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60.0)

@@ -1,4 +1,4 @@
-"""HTTP by hand, for what no client library sends: requests that are slow, huge, half-sent or none."""
+"""HTTP by hand, for what no client library sends: requests that are slow, huge, half-sent or no requests at all."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ class RawAnswer:
 
 
 async def answer_to(port: int, *pieces: bytes, every_s: float = 0.0, limit_s: float = 10.0) -> RawAnswer:
-    """What comes back until the server closes the connection, which it does within the limit."""
+    """The answer until the server closes the connection, which it must do within the limit."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
     async def send() -> None:
@@ -44,7 +44,7 @@ async def answer_to(port: int, *pieces: bytes, every_s: float = 0.0, limit_s: fl
 
 
 def get(path: str, **headers: str) -> bytes:
-    """A request after whose answer the server closes."""
+    """A request that makes the server close the connection after its answer."""
     lines = [f"GET {path} HTTP/1.1", "Host: localhost", "Connection: close"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "".join(f"{line}\r\n" for line in (*lines, "")).encode()

@@ -1,4 +1,4 @@
-"""Holds the embedded Ray until it is told to stop; prints where it is. Tests kill it as a launcher may be killed."""
+"""Holds the embedded Ray until it is stopped; prints its address. Tests kill it as a launcher may be killed."""
 
 import json
 import os

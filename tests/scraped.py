@@ -1,4 +1,4 @@
-"""What an address of metrics says."""
+"""What a metrics endpoint serves."""
 
 import json
 import time

@@ -1,5 +1,5 @@
-"""A program with two engines on one sglang server, which sample all the while: run by the tests beside another of its
-kind. Each line of its input, `VERSION CHECKPOINT`, is weights to go on to; it answers once it has.
+"""A program with two engines on one sglang server, which sample all the time; the tests run two such programs at once.
+Each line of its input, `VERSION CHECKPOINT`, names weights to switch to; the program answers once it has switched.
 
     python sglang_engines.py URL CHECKPOINT
 """

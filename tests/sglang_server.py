@@ -27,11 +27,11 @@ class SglangProcess:
     log: Path
 
     def num_loads(self) -> int:
-        """Of weights, since it started."""
+        """The number of weight loads since the server started."""
         return self.log.read_text(errors="replace").count("Update engine weights online from disk begin")
 
     def kill(self) -> None:
-        """At once, with everything it started."""
+        """Kills the server at once, with everything it started."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30)
@@ -48,7 +48,7 @@ def running_sglang(checkpoint: Path, *, env: Mapping[str, str] | None = None) ->
 def sglang_process(
     checkpoint: Path, *arguments: str, env: Mapping[str, str] | None = None, port: int | None = None
 ) -> Iterator[SglangProcess]:
-    """As `running_sglang`, with the process at hand; `arguments` are sglang's own."""
+    """As `running_sglang`, but gives the process; `arguments` are sglang's own."""
     named = os.environ.get("OSWORLD_SGLANG")
     if not named:
         pytest.skip("takes minutes and an environment of its own: make test-sglang")
@@ -95,7 +95,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(patience_s)
-    # The leader is gone; what it left of its group goes too.
+    # The leader is gone; the rest of its group is killed too.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -36,7 +36,7 @@ class Collector:
 
     def tree(self, episode_id: str) -> list[str]:
         """The spans of the episode's trace, each with its ancestors: `episode/attempt/reset`. A span whose parent is
-        not in the trace begins with `?`."""
+        not in the trace starts with `?`."""
         trace_id, _ = ids_of(episode_id)
         spans = {one.span_id: one for one in self.spans if one.trace_id == trace_id}
 
@@ -96,8 +96,8 @@ def collecting_traces() -> Iterator[Collector]:
 
 @contextmanager
 def tracing_to(url: str) -> Iterator[None]:
-    """This process sends its traces there, by `tracing.flush` alone: a thread that sends them meanwhile uses `random`,
-    which property tests do not allow."""
+    """This process sends its traces to that URL, only by `tracing.flush`: a background thread that sends them would use
+    `random`, which property tests do not allow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "3600000")

@@ -75,7 +75,7 @@ def said(action: dict[str, Any], words: str) -> str:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a model said, what was read of it, and what the desktop was told."""
+    """The response of a model, the action that was read from it, and the command for the desktop."""
 
     response: str
     action: dict[str, Any] | None = None
@@ -149,7 +149,7 @@ def make_steps(images: Sequence[str], turns: Sequence[Turn], *, version: int = 0
 
 
 def sequence_of(turns: Sequence[Turn]) -> TokenSequence:
-    """One token a byte, of the vocabulary that `write_vocabulary` writes; the more surprising the rarer."""
+    """One token a byte, of the vocabulary that `write_vocabulary` writes; rarer bytes have lower log-probabilities."""
     ids, mask, logprobs = [], [], []
     for turn in turns:
         data = turn.response.encode()
@@ -167,7 +167,7 @@ def sequence_of(turns: Sequence[Turn]) -> TokenSequence:
 
 
 def make_played(episode_id: str, images: Sequence[str], turns: Sequence[Turn], **changes: Any) -> Episode:
-    """An episode of these turns; what is not said is a success in an evaluation of SFT."""
+    """An episode of these turns; by default it is a success in an evaluation of SFT."""
     outcome = changes.setdefault("outcome", Outcome.SUCCESS)
     shaped = changes.pop("shaped", {Outcome.SUCCESS: 0.92, Outcome.FAILURE: 0.18, Outcome.TRUNCATED: 0.1}.get(outcome))
     parts = {"action_parse_valid": 0.9, "a11y_grounding": 0.5, "screen_change": 0.7, "penalty_repetition": 0.2}
@@ -288,7 +288,7 @@ def write_sample_store(state: StateDir) -> None:
 
 
 def write_group(store: TrajectoryStore, images: Sequence[str], update: int) -> RolloutGroup:
-    """Four siblings, one of them a fault; of the first update's, none succeeds and a replay row joins."""
+    """Four siblings, one of them a fault; in the first update none succeeds and a replay row is added."""
     group_id = f"{GSPO}-u{update:04d}-g00"
     rewards = (0.1, 0.3, 0.2) if update == 0 else (0.9, 0.2, 0.4)
     common: dict[str, Any] = {

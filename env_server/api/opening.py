@@ -67,7 +67,7 @@ async def open_unless_gone(
     return await while_connected(request, opening, undo=undo)
 
 
-async def open_and_tell(
+async def open_for_client(
     episodes: EpisodeTable, message: Asked, request: Request
 ) -> tuple[Observation, dict[str, Any]] | None:
     """The first observation, and the fields about the episode for its client. Returns None and raises errors as

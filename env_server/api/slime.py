@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from env_server.api.answers import ObservationWriter
 from env_server.api.faults import ERROR_ANSWERS
-from env_server.api.opening import CLIENT_CLOSED_REQUEST, open_and_tell
+from env_server.api.opening import CLIENT_CLOSED_REQUEST, open_for_client
 from env_server.api.quick_route import QuickRoute
 from env_server.episodes.table import EpisodeTable
 from osworld_pipeline.wire import (
@@ -45,7 +45,7 @@ def slime_router(episodes: EpisodeTable) -> APIRouter:
     @router.post("/reset", summary="Open an episode", response_model=ResetAnswer)
     async def reset(message: ResetRequest, request: Request) -> Response:
         """Waits for a free desktop, sets the task up and returns the first observation."""
-        opened = await open_and_tell(episodes, message, request)
+        opened = await open_for_client(episodes, message, request)
         if opened is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         observation, fields = opened

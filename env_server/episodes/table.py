@@ -208,9 +208,9 @@ class EpisodeTable:
             return await self._prepare_unless_closing(episode)
         except BaseException as error:
             if self._closing.is_set():
-                self._tell(episode, "shutdown")
+                self._report_end(episode, "shutdown")
             else:
-                self._tell(episode, "client_gone" if isinstance(error, asyncio.CancelledError) else "env_fault")
+                self._report_end(episode, "client_gone" if isinstance(error, asyncio.CancelledError) else "env_fault")
             raise
 
     async def _prepare_unless_closing(self, episode: Episode) -> Observation:
@@ -276,7 +276,7 @@ class EpisodeTable:
         while len(self._tombstones) > MAX_TOMBSTONES:
             self._tombstones.popitem(last=False)
         self._forget_openings()
-        self._tell(entry.episode, entry.episode.outcome(outcome))
+        self._report_end(entry.episode, entry.episode.outcome(outcome))
         await entry.stack.aclose()
 
     async def close_all(self, reason: str) -> None:
@@ -312,7 +312,7 @@ class EpisodeTable:
             await asyncio.sleep(min(5.0, self._settings.idle_ttl_s / 4))
             await self.reap_idle()
 
-    def _tell(self, episode: Episode, outcome: EpisodeOutcome) -> None:
+    def _report_end(self, episode: Episode, outcome: EpisodeOutcome) -> None:
         self.outcomes[outcome] += 1
         end = EpisodeEnd(
             episode_id=episode.episode_id,

@@ -52,10 +52,10 @@ class WindowManager:
         return None
 
     def activate(self, window: Window) -> None:
-        self._tell(window.window_id, "_NET_ACTIVE_WINDOW", [_BY_A_PAGER, X.CurrentTime, 0])
+        self._send_message(window.window_id, "_NET_ACTIVE_WINDOW", [_BY_A_PAGER, X.CurrentTime, 0])
 
     def close(self, window: Window) -> None:
-        self._tell(window.window_id, "_NET_CLOSE_WINDOW", [X.CurrentTime, _BY_A_PAGER])
+        self._send_message(window.window_id, "_NET_CLOSE_WINDOW", [X.CurrentTime, _BY_A_PAGER])
 
     def size(self, window: Window) -> tuple[int, int] | None:
         """None if it has been closed meanwhile."""
@@ -98,7 +98,7 @@ class WindowManager:
         found = window.get_full_property(self._display.intern_atom(name), kind)
         return None if found is None else found.value
 
-    def _tell(self, window_id: int, message: str, data: list[int]) -> None:
+    def _send_message(self, window_id: int, message: str, data: list[int]) -> None:
         with self._lock:
             event = ClientMessage(
                 window=window_id,

@@ -94,11 +94,11 @@ def _run(command: str, source: "RecipeResource", state: Path, request: "TrainReq
     console = Console(stderr=as_json)
     ended = run_train(defs, command=command, request=request, source=source, state_root=state, console=console)
     if as_json:
-        _tell(state, source.load().evaluation.confidence, ended)
+        _print_scores(state, source.load().evaluation.confidence, ended)
     sys.exit(ended.status)
 
 
-def _tell(state: Path, confidence: float, ended: "TrainEnd") -> None:
+def _print_scores(state: Path, confidence: float, ended: "TrainEnd") -> None:
     """Prints the scores of every evaluation in the state, including this run's, the changes, and the contribution of
     replay."""
     from osworld_pipeline.domain.state import StateDir

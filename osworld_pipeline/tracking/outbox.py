@@ -62,7 +62,7 @@ class Outbox:
                 self._drop_oldest()
             self._events.append(event)
             self._changed.notify_all()
-        self._tell()
+        self._pass_notices_on()
 
     def close(self, *, timeout_s: float = CLOSE_S) -> int:
         """Sends the remaining events, or writes them to a file; returns how many were not sent. Does not raise."""
@@ -75,7 +75,7 @@ class Outbox:
             rest = list(self._events)
         if rest:
             self._notices.append(self._keep(rest))
-        self._tell()
+        self._pass_notices_on()
         return len(rest)
 
     def _keep(self, rest: list[TrackingEvent]) -> str:
@@ -89,7 +89,7 @@ class Outbox:
             return f"{len(rest)} events for MLflow could neither be sent nor kept: {error}"
         return f"{len(rest)} events for MLflow could not be sent; they are kept in {path} and sent with a later stage"
 
-    def _tell(self) -> None:
+    def _pass_notices_on(self) -> None:
         while self._notices:
             self._say(self._notices.popleft())
 

@@ -99,7 +99,7 @@ def name_evaluations(
     named.sort(key=lambda pair: pair[0].order)
     found: dict[str, EvaluationName] = {}
     for _, group in groupby(named, key=lambda pair: pair[0].suite):
-        found |= {name.key: name for name in _tell_apart(list(group))}
+        found |= {name.key: name for name in _with_settings(list(group))}
     return found
 
 
@@ -183,7 +183,7 @@ _WHERE_THEY_DIFFER: Sequence[Callable[[Played], str]] = (
 )
 
 
-def _tell_apart(named: Sequence[tuple[EvaluationName, Played]]) -> list[EvaluationName]:
+def _with_settings(named: Sequence[tuple[EvaluationName, Played]]) -> list[EvaluationName]:
     """The names of one suite, with their settings in words."""
     with_key = [played for name, played in named if name.key]
     parts = [*_ALWAYS, *(part for part in _WHERE_THEY_DIFFER if len({part(one) for one in with_key}) > 1)]

@@ -1,1 +1,1 @@
-"""Fuzz targets: every parser of foreign bytes, the inputs that broke one once, and a search for more."""
+"""Fuzz targets: every parser of foreign bytes, the inputs that once broke a parser, and a search for more of them."""

@@ -1,7 +1,7 @@
 """Searches every parser, or the named ones, for inputs that break it: `make fuzz SECONDS=600`.
 
-Prints one line for each parser: how many inputs were tried, and the finding, if there is one. Exits with 1 where there
-is a finding. A finding's input belongs into tests/fuzz/cases/PARSER once it is mended."""
+Prints one line for each parser: how many inputs were tried, and the finding, if there is one. Exits with 1 if there is
+a finding. Add a finding's input to tests/fuzz/cases/PARSER once the finding is fixed."""
 
 import argparse
 import re

@@ -1,4 +1,4 @@
-"""A parser of foreign bytes as a fuzz target: what is called, what it may refuse with, and what it starts from."""
+"""A parser of foreign bytes as a fuzz target: the call, the errors with which it may refuse, and the seed inputs."""
 
 import asyncio
 import functools
@@ -35,7 +35,7 @@ class Parser:
     """Whether digits in the seeds are numbers, not parts of compressed pixels."""
 
     def refuses(self, data: bytes) -> bool:
-        """Whether `data` is refused. Any exception that is no refusal passes through."""
+        """Whether `data` is refused. Any exception that is not a refusal passes through."""
         try:
             self.read(data)
         except self.refusals:
@@ -57,7 +57,7 @@ class Parser:
 
 
 def text_of(data: bytes) -> str:
-    """As a tokenizer decodes a model's tokens: any bytes become text."""
+    """Decodes bytes as a tokenizer decodes a model's tokens: any bytes become text."""
     return data.decode(errors="replace")
 
 
@@ -67,13 +67,13 @@ def _runner() -> asyncio.Runner:
 
 
 def wait_for(work: Coroutine[Any, Any, Any]) -> Any:
-    """On one event loop for the whole process."""
+    """Runs the coroutine on one event loop for the whole process."""
     return _runner().run(work)
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """An empty folder, in memory where the machine has one there."""
+    """An empty folder, in memory if the machine has /dev/shm."""
     memory = Path("/dev/shm")
     folder = Path(tempfile.mkdtemp(prefix="fuzz-", dir=memory if memory.is_dir() else None))
     try:

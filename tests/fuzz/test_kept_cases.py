@@ -1,4 +1,4 @@
-"""Every parser of foreign bytes takes its samples, refuses damaged ones with its own errors, and stays mended."""
+"""Every parser of foreign bytes accepts its samples, refuses damaged ones with its own errors, and keeps its fixes."""
 
 import random
 from pathlib import Path
@@ -14,7 +14,7 @@ WITH_NUMBERS = {name: parser for name, parser in PARSERS.items() if parser.has_n
 
 @pytest.mark.parametrize("parser", PARSERS.values(), ids=PARSERS)
 def test_samples_of_a_parser_are_accepted(parser: Parser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guests, "ANSWER_LIMIT_S", 10.0)  # a sample has an answer, and a busy machine is slow
+    monkeypatch.setattr(guests, "ANSWER_LIMIT_S", 10.0)  # each sample gets an answer, and a busy machine is slow
     assert [seed[:60] for seed in parser.seeds if parser.refuses(seed)] == []
 
 
@@ -40,7 +40,7 @@ def test_a_number_of_any_size_ends_in_an_answer_or_a_refusal(parser: Parser, val
     [case for parser in PARSERS.values() for case in parser.cases],
     ids=lambda path: f"{path.parent.name}-{path.name}",
 )
-def test_input_that_broke_a_parser_once_does_not_again(path: Path) -> None:
+def test_input_that_once_broke_a_parser_does_not_break_it_again(path: Path) -> None:
     PARSERS[path.parent.name].refuses(path.read_bytes())
 
 

@@ -1,4 +1,4 @@
-"""What the tests of training run on each GPU of this machine, one rank each.
+"""The program that the training tests run on each GPU of this machine, one rank per GPU.
 
 python -m torch.distributed.run --standalone --nproc-per-node NUM_GPUS on_gpus.py MODEL OUT VARIANT...
 """
@@ -16,7 +16,7 @@ from osworld_pipeline.training.distributed.process_group import ProcessGroup, op
 
 
 class OneOfOne(ProcessGroup):
-    """A single rank that shards its model and uses NCCL all the same."""
+    """A single rank that still shards its model and uses NCCL."""
 
     @property
     def is_alone(self) -> bool:

@@ -1,5 +1,5 @@
-"""Training on a GPU gives the weights and losses of a CPU, whole and sharded over NCCL; and weights are broadcast over
-NCCL."""
+"""Training on a GPU gives the weights and losses of a CPU, with a whole model and with a model sharded over NCCL.
+Weights are broadcast over NCCL."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ LIMIT_S = 200.0
 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    # The ranks look for it beside their own folder, and go on from it.
+    # The ranks look for this folder next to their own folder, and continue from it.
     folder = tmp_path_factory.mktemp("ranks") / "alone"
     for variant in VARIANTS:
         train_on_ranks.train(ProcessGroup.alone("cpu"), tiny_folder, folder / variant, variant)
@@ -48,7 +48,7 @@ def shares(diffs: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_one_gpu_gives_the_weights_and_losses_of_a_cpu(
+def test_training_on_one_gpu_gives_the_weights_and_losses_of_a_cpu(
     tmp_path: Path, tiny_folder: Path, on_cpu: Path, variant: str
 ) -> None:
     train_on_ranks.train(ProcessGroup.alone("cuda"), tiny_folder, tmp_path, variant)
@@ -56,7 +56,7 @@ def test_one_gpu_gives_the_weights_and_losses_of_a_cpu(
         assert_same(tmp_path / "checkpoints" / name, on_cpu / variant / "checkpoints" / name)
 
 
-def test_sharded_over_nccl_it_gives_them_too_and_with_weights_in_host_memory(tiny_folder: Path, on_cpu: Path) -> None:
+def test_sharded_nccl_training_with_and_without_offload_equals_cpu_training(tiny_folder: Path, on_cpu: Path) -> None:
     folder = on_cpu.with_name("together")
     folder.mkdir()
     program = Path(__file__).with_name("on_gpus.py")
@@ -81,7 +81,7 @@ def test_sharded_over_nccl_it_gives_them_too_and_with_weights_in_host_memory(tin
             assert_same(resumed, alone / CHECKPOINTS[1])
 
 
-def test_logits_of_bfloat16_are_products_in_float32() -> None:
+def test_logits_of_bfloat16_weights_are_computed_in_float32() -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(2560, 4096, bias=False, dtype=torch.bfloat16, device="cuda")
     hidden_ND = torch.randn(64, 2560, dtype=torch.bfloat16, device="cuda", requires_grad=True)
@@ -95,7 +95,7 @@ def test_logits_of_bfloat16_are_products_in_float32() -> None:
 
 
 def test_weights_are_broadcast_over_nccl() -> None:
-    """To no other rank: NCCL takes one rank a GPU."""
+    """Broadcasts to no other rank, because NCCL allows one rank per GPU."""
     group = UpdateGroup(address="127.0.0.1", world_size=1, timeout_s=30.0)
     buckets: list[torch.Tensor] = []
     packer = Packer(lambda bucket, _: buckets.append(bucket.data), max_bytes=64 << 20)

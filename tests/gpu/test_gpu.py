@@ -27,7 +27,7 @@ def results() -> Iterator[dict[str, PartResult]]:
 
 
 @pytest.mark.parametrize("name", LIMITS_S)
-def test_a_part_of_the_measurement_is_ok(name: str, results: dict[str, PartResult]) -> None:
+def test_each_part_of_the_measurement_succeeds(name: str, results: dict[str, PartResult]) -> None:
     result = results[name]
     if result.status == "not run":
         pytest.skip(result.error)

@@ -1,5 +1,5 @@
 """Several hosts on one machine: each has its own network, processes, name, /tmp and /dev/shm (Linux namespaces), and
-all see one shared folder. Switching a host off is a power cut: its link falls silent and its processes are gone."""
+all see one shared folder. Switching a host off acts as a power cut: its link goes down and its processes are gone."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ class Host:
     def start(
         self, *command: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
     ) -> "Running":
-        """A program of this host, in `folder`. Its output is in a file."""
+        """Starts a program on this host, in `folder`. Its output goes to a file."""
         log = self.folder / f"{len(self._programs):02d}-{Path(command[0]).name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -55,13 +55,13 @@ class Host:
         folder: Path | None = None,
         limit_s: float = COMMAND_LIMIT_S,
     ) -> str:
-        """The output of a program that must succeed."""
+        """Runs a program that must succeed, and returns its output."""
         running = self.start(*command, environment=environment, folder=folder)
         running.wait(limit_s)
         return running.output()
 
     def switch_off(self) -> None:
-        """Nothing that it would send on its end reaches anyone."""
+        """Switches the host off. Nothing that its processes send while they end reaches another host."""
         self.run("ip", "link", "set", "eth0", "down")
         self.end()
 
@@ -88,7 +88,7 @@ class Running:
         return self.log.read_text(errors="replace")
 
     def wait(self, limit_s: float) -> None:
-        """Raises AssertionError if it fails, or takes longer."""
+        """Raises AssertionError if the program fails or takes longer."""
         try:
             status = self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -96,7 +96,7 @@ class Running:
         assert status == 0, f"status {status}: {self.output()[-4000:]}"
 
     def wait_for(self, text: str, limit_s: float) -> None:
-        """Until its output has this text."""
+        """Waits until the program's output contains this text."""
         deadline = time.monotonic() + limit_s
         while text not in self.output():
             assert self.process.poll() is None, f"it ended before '{text}': {self.output()[-4000:]}"
@@ -122,8 +122,8 @@ class Network:
         self._in_switch("ip", "link", "set", "switch", "up")
 
     def add(self, name: str) -> Host:
-        """Switches a host on. A name that was given before stands for the same machine with an empty disk: it has
-        the same addresses."""
+        """Switches a host on. A name that was used before means the same machine with an empty disk: it has the same
+        addresses."""
         number = self._numbers.setdefault(name, len(self._numbers) + 1)
         address, folder = f"{NETWORK}.{number}", self._folder / f"{name}-{len(self._hosts)}"
         (folder / "tmp").mkdir(parents=True)
@@ -177,7 +177,7 @@ def network() -> Iterator[Network]:
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         pytest.skip(f"not installed: {', '.join(missing)} (apt-get install util-linux iproute2)")
-    # Not in /tmp, which each host has its own of.
+    # Not in /tmp, because each host has its own /tmp.
     with tempfile.TemporaryDirectory(prefix="hosts-", dir="/var/tmp", ignore_cleanup_errors=True) as folder:
         made = Network(Path(folder))
         try:
@@ -187,7 +187,7 @@ def network() -> Iterator[Network]:
 
 
 def _holder(*command: str) -> "subprocess.Popen[bytes]":
-    """A process that holds namespaces, and ends with this one."""
+    """Starts a process that holds namespaces and ends with this process."""
     return subprocess.Popen(["setpriv", "--pdeathsig", "KILL", "--", *command], stdin=subprocess.DEVNULL)
 
 

@@ -28,7 +28,7 @@ def viewport() -> tuple[int, int]:
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """What the console of `page` says, and its uncaught errors."""
+    """The console messages of `page` and its uncaught errors."""
     return []
 
 

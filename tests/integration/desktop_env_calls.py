@@ -38,18 +38,18 @@ ACTIONS: tuple[dict[str, Any], ...] = (
     {"action_type": "TYPING", "parameters": {"text": "it's \\ typed"}},
     {"action_type": "HOTKEY", "parameters": {"keys": ["ctrl", "s"]}},
 )
-told: dict[str, Any] = {}
+reported: dict[str, Any] = {}
 
 
-def tell(name: str, call: Callable[[], Any]) -> None:
+def report(name: str, call: Callable[[], Any]) -> None:
     start = time.monotonic()
     try:
         answer = call()
-    except Exception as error:  # noqa: BLE001 - whatever it was, it is the answer
+    except Exception as error:  # noqa: BLE001 - any error is the answer
         traceback.print_exc()
         answer = {"crash": f"{type(error).__name__}: {error}"}
     print(f"{time.monotonic() - start:.2f} s {name}", file=sys.stderr)
-    told[name] = f"{len(answer)} bytes {answer[:4].hex()}" if isinstance(answer, bytes) else answer
+    reported[name] = f"{len(answer)} bytes {answer[:4].hex()}" if isinstance(answer, bytes) else answer
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
     )  # fmt: skip
     call_set_up(setup, controller, folder)
     call_controller(controller, setup, folder)
-    print(json.dumps(told))
+    print(json.dumps(reported))
 
 
 def call_set_up(setup: SetupController, controller: PythonController, folder: Path) -> None:
@@ -76,7 +76,7 @@ def call_set_up(setup: SetupController, controller: PythonController, folder: Pa
 
     def verb(name: str, **parameters: Any) -> None:
         config = [{"type": name, "parameters": parameters}]
-        tell(f"setup {name}", lambda: setup.setup(config))
+        report(f"setup {name}", lambda: setup.setup(config))
 
     verb("upload_file", files=[{"local_path": str(folder / "local.txt"), "path": "/home/user/deep/a.txt"}])
     verb("download", files=[{"url": url, "path": "/home/user/b.txt"}])
@@ -88,11 +88,11 @@ def call_set_up(setup: SetupController, controller: PythonController, folder: Pa
     verb("execute_with_verification", command=["true"], verification={"window_exists": "a.txt"}, max_wait_time=20)
     verb("activate_window", window_name="a.txt")
     verb("sleep", seconds=0.1)
-    tell("window", lambda: controller.get_vm_window_size("mousepad"))
+    report("window", lambda: controller.get_vm_window_size("mousepad"))
     verb("close_window", window_name="a.txt")
-    tell("closed", lambda: gone(controller, "mousepad"))
+    report("closed", lambda: gone(controller, "mousepad"))
     verb("open", path="/home/user/b.txt")
-    tell("run python", lambda: controller.run_python_script(wallpaper))
+    report("run python", lambda: controller.run_python_script(wallpaper))
     verb("change_wallpaper", path="/home/user/red.png")
     database = sqlite3.connect(folder / "history_new.sqlite")
     for table in HISTORY_TABLES:
@@ -101,7 +101,7 @@ def call_set_up(setup: SetupController, controller: PythonController, folder: Pa
     database.close()
     visit = {"url": "http://a.test", "title": "A", "visit_time_from_now_in_seconds": 60}
     verb("update_browse_history", history=[visit])
-    told["kept"] = (folder / "out.txt").read_text()
+    reported["kept"] = (folder / "out.txt").read_text()
     web.shutdown()
 
 
@@ -116,29 +116,29 @@ def gone(controller: PythonController, name: str) -> bool:
 
 def call_controller(controller: PythonController, setup: SetupController, folder: Path) -> None:
     for path in ("/home/user/deep/a.txt", "/home/user/b.txt", "/home/user/c.txt", "/home/user/none"):
-        tell(f"file {path}", lambda path=path: (controller.get_file(path) or b"none").decode())
-    tell("screenshot", controller.get_screenshot)
-    tell("tree", lambda: controller.get_accessibility_tree()[:40])
-    tell("command", lambda: controller.execute_python_command("print(6*7)"))
-    tell("script error", lambda: controller.run_python_script("1/0"))
-    tell("bash", lambda: controller.run_bash_script("pwd\nexit 3", timeout=10, working_dir="/tmp"))
+        report(f"file {path}", lambda path=path: (controller.get_file(path) or b"none").decode())
+    report("screenshot", controller.get_screenshot)
+    report("tree", lambda: controller.get_accessibility_tree()[:40])
+    report("command", lambda: controller.execute_python_command("print(6*7)"))
+    report("script error", lambda: controller.run_python_script("1/0"))
+    report("bash", lambda: controller.run_bash_script("pwd\nexit 3", timeout=10, working_dir="/tmp"))
     controller.retry_times = 1
-    tell("bash limit", lambda: controller.run_bash_script("sleep 20", timeout=1))
+    report("bash limit", lambda: controller.run_bash_script("sleep 20", timeout=1))
     controller.retry_times = 3
-    tell("platform", controller.get_vm_platform)
-    tell("screen", controller.get_vm_screen_size)
-    tell("desktop", controller.get_vm_desktop_path)
-    tell("folder", lambda: controller.get_vm_directory_tree("/home/user/deep"))
-    tell("wallpaper", controller.get_vm_wallpaper)
-    tell("history", lambda: controller.run_bash_script("ls -l ~/.config/google-chrome/Default/History"))
-    tell("recording", controller.start_recording)
+    report("platform", controller.get_vm_platform)
+    report("screen", controller.get_vm_screen_size)
+    report("desktop", controller.get_vm_desktop_path)
+    report("folder", lambda: controller.get_vm_directory_tree("/home/user/deep"))
+    report("wallpaper", controller.get_vm_wallpaper)
+    report("history", lambda: controller.run_bash_script("ls -l ~/.config/google-chrome/Default/History"))
+    report("recording", controller.start_recording)
     act(controller, setup)
-    tell("recorded", lambda: controller.end_recording(str(folder / "video.mp4")))
+    report("recorded", lambda: controller.end_recording(str(folder / "video.mp4")))
     video = folder / "video.mp4"
-    told["video"] = video.read_bytes()[4:8].decode("latin-1") if video.exists() else "none"
+    reported["video"] = video.read_bytes()[4:8].decode("latin-1") if video.exists() else "none"
     setup.setup([{"type": "launch", "parameters": {"command": ["xterm", "-e", "echo in the terminal; sleep 30"]}}])
     time.sleep(1.0)
-    tell("terminal", controller.get_terminal_output)
+    report("terminal", controller.get_terminal_output)
 
 
 def act(controller: PythonController, setup: SetupController) -> None:
@@ -146,9 +146,9 @@ def act(controller: PythonController, setup: SetupController) -> None:
     setup.setup([{"type": "open", "parameters": {"path": "/home/user/d.txt"}}])
     time.sleep(1.0)
     for index, action in enumerate(ACTIONS):
-        tell(f"action {index} {action['action_type']}", lambda action=action: controller.execute_action(action))
+        report(f"action {index} {action['action_type']}", lambda action=action: controller.execute_action(action))
     time.sleep(0.5)
-    tell("typed", lambda: (controller.get_file("/home/user/d.txt") or b"none").decode())
+    report("typed", lambda: (controller.get_file("/home/user/d.txt") or b"none").decode())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def find_python() -> Path:
-    """Skips where there is none."""
+    """The Python of desktop-env. Skips the test where desktop-env is not installed."""
     folder = Path(os.environ.get("OSWORLD_DESKTOP_ENV", REPOSITORY / "var" / "desktop-env"))
     python = folder / "bin" / "python"
     if not python.exists():

@@ -1,4 +1,4 @@
-"""Runs a real env-server for a test: its own process, a free port, and a look at what it leaves behind."""
+"""Runs a real env-server for a test: its own process, a free port, and a check of what it leaves behind."""
 
 import json
 import os
@@ -40,11 +40,11 @@ def running_env_server(
     prefix: Sequence[str] = (),
     variables: Mapping[str, str] = {},
 ) -> Iterator[RunningServer]:
-    """`images` may be shared between servers, so that the base image is built once. `prefix` is a program that runs
-    the server in its own place, with `variables` in the environment."""
+    """`images` may be shared between servers, so that the base image is built once. `prefix` is a program that replaces
+    itself with the server, with `variables` in the environment."""
     state_dir, ready, log = images or folder / "desktops", folder / "ready.json", folder / "env-server.log"
     environment = {key: value for key, value in os.environ.items() if key != "ENV_SERVER_TOKEN"}
-    # Short, for a Unix socket's path may have 107 characters.
+    # Short, because a Unix socket's path may have 107 characters.
     temporary = Path(tempfile.mkdtemp(prefix="es-"))
     environment["TMPDIR"] = str(temporary)
     if token is not None:
@@ -63,9 +63,9 @@ def running_env_server(
             assert process.poll() is None, log.read_text()[-2000:]
             assert time.monotonic() < deadline, log.read_text()[-2000:]
             time.sleep(0.05)
-        told = json.loads(ready.read_text())
-        assert told["pid"] == process.pid
-        yield RunningServer(url=told["url"], process=process, state_dir=state_dir, temporary=temporary, log=log)
+        reported = json.loads(ready.read_text())
+        assert reported["pid"] == process.pid
+        yield RunningServer(url=reported["url"], process=process, state_dir=state_dir, temporary=temporary, log=log)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -85,7 +85,7 @@ def is_running(pid: int) -> bool:
 
 
 def desktops_below(pid: int) -> list[int]:
-    """Of each local desktop of a server: the bubblewrap process that it started."""
+    """The bubblewrap processes that a server has started, one for each local desktop."""
     found: list[int] = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         try:

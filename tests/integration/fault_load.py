@@ -1,5 +1,5 @@
-"""A load of episodes on a real env server while desktops, X servers, connections and clients are killed; what its
-clients saw is kept, to be compared with what the server tells."""
+"""A load of episodes on a real env server while desktops, X servers, connections and clients are killed. It records
+what the clients saw, to compare it with what the server reports."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ class Tally:
 
     seen: Counter[Seen] = field(default_factory=Counter)
     num_hung_up_resets: int = 0
-    """Each may have opened an episode that no client heard of."""
+    """Each may have opened an episode whose answer no client received."""
     num_kills: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     """Answers that no server may give."""
@@ -71,7 +71,7 @@ class Tally:
 
 
 class Raw:
-    """A connection for each request, so that one can be broken off."""
+    """Opens a connection for each request, so that one connection can be broken off."""
 
     def __init__(self, url: str, tally: Tally) -> None:
         parts = urlsplit(url)
@@ -108,7 +108,7 @@ class Raw:
 
 
 async def raw_episode(raw: Raw, tally: Tally, rng: random.Random, hang_up: HangUp | None) -> Seen:
-    """Over Slime-OSWorld's endpoints, with one connection broken off where `hang_up` says."""
+    """Runs an episode over Slime-OSWorld's endpoints and breaks off the connection that `hang_up` names."""
     reset = {
         "task_config": dict(TASK.config),
         "env_config": {"require_a11y_tree": False},
@@ -145,7 +145,7 @@ async def raw_episode(raw: Raw, tally: Tally, rng: random.Random, hang_up: HangU
 
 
 async def client_episode(client: EnvClient, tally: Tally, rng: random.Random) -> Seen:
-    """As a rollout does it."""
+    """Runs an episode as a rollout does."""
     desktop = client.desktop()
     try:
         await desktop.reset(TASK)
@@ -164,7 +164,7 @@ async def client_episode(client: EnvClient, tally: Tally, rng: random.Random) ->
 
 
 async def killed_client_episode(raw: Raw, tally: Tally, rng: random.Random) -> Seen:
-    """A whole client process that dies in the middle of its episode."""
+    """Starts a whole client process that is killed in the middle of its episode."""
     tally.num_hung_up_resets += 1
     command = [sys.executable, "-ISc", CLIENT, raw.host, str(raw.port), json.dumps(dict(TASK.config))]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
@@ -178,7 +178,7 @@ async def killed_client_episode(raw: Raw, tally: Tally, rng: random.Random) -> S
 
 
 async def run_load(url: str, server_pid: int, *, num_episodes: int, concurrency: int, seed: int) -> Tally:
-    """Returns when the last client is through; nothing is killed after that."""
+    """Returns when the last client is done. No process is killed after that."""
     tally, rng = Tally(), random.Random(seed)
     raw = Raw(url, tally)
     kinds: list[Kind] = ["raw", "raw", "raw", "client", "client", "client", "reset", "step", "evaluate", "killed"]
@@ -212,7 +212,7 @@ async def run_load(url: str, server_pid: int, *, num_episodes: int, concurrency:
 
 
 async def _kill_at_random(server_pid: int, tally: Tally, rng: random.Random) -> None:
-    """For ever: a desktop's process 1, which is its guest agent, its X server, or the bubblewrap around it."""
+    """Kills until cancelled: a desktop's guest agent (its process 1), its X server, or the bubblewrap around it."""
     while True:
         await asyncio.sleep(rng.uniform(0.4, 1.2))
         desktops = desktops_below(server_pid)

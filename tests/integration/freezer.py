@@ -1,4 +1,4 @@
-"""Processes that do not run, and so do not end by SIGKILL either, as one that waits for a broken disk."""
+"""Frozen processes: they do not run, so SIGKILL does not end them either, like a process that waits for a bad disk."""
 
 import os
 import time
@@ -14,7 +14,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 @contextmanager
 def frozen(top: int) -> Iterator[None]:
-    """A process and all below it, which do not end by SIGKILL meanwhile."""
+    """Freezes a process and all its descendants, so that SIGKILL does not end them inside the block."""
     if os.geteuid() != 0 or not (FREEZER / "tasks").exists():
         pytest.skip("a process is frozen by a control group of version 1 and root alone")
     group = FREEZER / f"osworld-test-{os.getpid()}"

@@ -53,7 +53,7 @@ def running_gateway(folder: Path, *options: str, images: Path, screen: tuple[int
     )  # fmt: skip
     environment = {**os.environ, "OSWORLD_SANDBOX_TOKEN": TOKEN}
     with tempfile.TemporaryDirectory(prefix="gw-") as temporary, log.open("wb") as output:
-        environment["TMPDIR"] = temporary  # short, for the sockets in it
+        environment["TMPDIR"] = temporary  # short, because it holds sockets
         process = subprocess.Popen(
             [sys.executable, "-m", "env_server.gateway_server.main", "--port", "0", "--state-dir", str(images),
              "--ready-file", str(ready), "--screen-size", f"{screen[0]}x{screen[1]}", "--tls-cert", str(certificate),

@@ -1,5 +1,5 @@
 """Policies on one env server, some of them hostile in every way at once and the others honest: what the honest ones
-lose, what they wait, and what it costs the server."""
+lose, how long they wait, and what the load costs the server."""
 
 import asyncio
 import itertools
@@ -51,7 +51,7 @@ HONEST = _task(
 
 
 def hostile_task(seed: int, *, is_deadly: bool) -> Task:
-    """Its programs attack once the policy has moved the pointer; it grades a command without end and giant files."""
+    """Its programs attack once the policy has moved the pointer. It grades an endless command and giant files."""
     giants = [{"type": "vm_file", "path": f"/tmp/giant-{number}", "dest": str(number)} for number in range(3)]
     return _task(
         f"hostile-{seed}",
@@ -101,7 +101,7 @@ class Seen:
 async def run_policies(
     url: str, server_pid: int, *, num_honest: int, num_hostile: int, seconds: float, seed: int
 ) -> Seen:
-    """Each policy runs one episode after the other until the time is over, and its last one to the end."""
+    """Each policy runs one episode after another until the time is over, and completes its last one."""
     seen, until = Seen(), time.monotonic() + seconds
     watching = asyncio.create_task(_watch_memory(server_pid, seen))
     everything_shown = EnvConfig(require_a11y_tree=True, require_terminal=True)
@@ -177,7 +177,7 @@ async def _hostile_policy(client: EnvClient, seen: Seen, rng: random.Random, unt
 
 
 async def _watch_memory(server_pid: int, seen: Seen) -> None:
-    """Until cancelled."""
+    """Records the peak memory until cancelled."""
     while True:
         graders = {pid for pid in await asyncio.to_thread(processes_below, server_pid) if _is_grader(pid)}
         seen.peak_mb = max(seen.peak_mb, sum(map(_resident_mb, {server_pid, *graders})))

@@ -95,6 +95,6 @@ for attack in lasting + ending:
 
 
 def everything(seed: int, *, is_deadly: bool) -> str:
-    """All attacks at once, from the moment that the pointer is at GO. Without `is_deadly` those alone after which the
-    desktop can still be graded."""
+    """All attacks at once, from the moment that the pointer is at GO. Without `is_deadly`, only those attacks after
+    which the desktop can still be graded."""
     return _EVERYTHING.format(seed=seed, bomb=BOMB, in_flight=IN_FLIGHT, fill=FILL, go=GO, is_deadly=is_deadly)

@@ -22,8 +22,8 @@ SCHEMA = "1.34"
 
 @contextmanager
 def jobs_api(cluster: PodmanCluster) -> Iterator[dict[str, dict[str, Any]]]:
-    """Serves on this host's address in the network of the cluster, whose later pods find it there. Gives the jobs that
-    were created, by name."""
+    """Serves on this host's address in the network of the cluster, where pods that start later find it. Yields the jobs
+    that were created, by name."""
     folder = cluster.folder / "service-account"
     folder.mkdir(mode=0o755)
     token, jobs = uuid4().hex, {}

@@ -1,5 +1,5 @@
-"""Pods of the Kubernetes manifests, run by Podman on one network. What Podman 4.3 does not take of a pod is given to it
-in another form; probes are asked by this process, as a kubelet asks them."""
+"""Pods of the Kubernetes manifests, run by Podman on one network. Parts of a pod that Podman 4.3 does not accept are
+given to it in another form. This process runs the probes, as a kubelet does."""
 
 import base64
 import copy
@@ -93,8 +93,8 @@ class PodmanCluster:
         podman("kube", "play", "--network", network, "--configmap", str(maps), str(path))
 
     def end(self, pod: str, container: str, grace_s: int) -> str:
-        """Stops a pod as a kubelet does: SIGTERM, and SIGKILL after the grace; its network stays until then, which
-        `podman pod stop` would not wait for. Returns its log."""
+        """Stops a pod as a kubelet does: SIGTERM, and SIGKILL after the grace period. Its network stays until then;
+        `podman pod stop` would not wait for that. Returns its log."""
         podman("stop", "--time", str(grace_s), f"{pod}-{container}", limit_s=END_LIMIT_S)
         log = self.log(pod, container)
         podman("pod", "rm", "--force", pod)
@@ -110,7 +110,7 @@ class PodmanCluster:
         return infra["NetworkSettings"]["Networks"][self.network]["IPAddress"]
 
     def command(self, *words: str) -> list[str]:
-        """A command in a pod of a run: its image, state, configuration and environment."""
+        """The command line for `words` in a pod of a run, with its image, state, configuration and environment."""
         return [
             *("podman", "run", "--rm", "--network", self.network, "--volume", f"{self.state}:/srv/osworld/var"),
             *("--volume", f"{self.folder / 'kubernetes' / 'config'}:/etc/osworld:ro"),
@@ -153,7 +153,7 @@ class PodmanCluster:
         except OSError:
             return False
 
-    # What Podman takes
+    # Conversion to what Podman accepts
 
     def _for_podman(self, spec: Spec) -> Spec:
         spec = copy.deepcopy(spec)
@@ -176,13 +176,13 @@ class PodmanCluster:
         return spec
 
     def _expanded(self, value: str) -> str:
-        """`$(NAME)` names a variable, also one of `envFrom`, which Podman 4.3 leaves as it is."""
+        """Expands `$(NAME)`, also for a variable of `envFrom`, which Podman 4.3 leaves unchanged."""
         for name, known in (self.document("ConfigMap", "osworld-cluster")["data"] | SECRETS).items():
             value = value.replace(f"$({name})", known)
         return value
 
     def _volume(self, volume: Spec, sub_path: str) -> Spec:
-        """With names of this cluster; a ConfigMap as the folder or file of its content."""
+        """The volume with names of this cluster. A ConfigMap becomes the folder or file of its content."""
         if "persistentVolumeClaim" in volume:
             assert volume["persistentVolumeClaim"] == {"claimName": "osworld-state"}
             return {"name": volume["name"], "persistentVolumeClaim": {"claimName": self.state}}

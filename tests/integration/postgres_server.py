@@ -22,7 +22,7 @@ START_LIMIT_S = 60.0
 
 @contextmanager
 def running_postgres(address: str = "127.0.0.1", password: str = "") -> Iterator[int]:
-    """The port of a new, empty server with the user `dagster`. It asks for a password if one is given. Skips the test
+    """The port of a new, empty server with the user `dagster`. It requires a password if one is given. Skips the test
     where Postgres is not installed."""
     pytest.importorskip("dagster_postgres", reason="the extra postgres is not installed")
     programs = postgres_folder()
@@ -57,14 +57,14 @@ def make_project(folder: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> No
     values = {"HOST": "127.0.0.1", "PORT": str(port), "DATABASE": "postgres", "USER": "dagster", "PASSWORD": ""}
     settings = {f"DAGSTER_PG_{name}": value for name, value in values.items()}
     settings |= {"DAGSTER_FILES": str(folder / "files"), "DAGSTER_HOME": str(folder)}
-    settings["PWD"] = str(folder)  # Dagster's programs read .env, which names it
+    settings["PWD"] = str(folder)  # Dagster's programs read .env, which uses PWD
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     write_project(folder, project_files(is_postgres=True))
 
 
 def postgres_folder() -> Path:
-    """Debian keeps the server's programs off PATH."""
+    """The folder of the server's programs, which Debian does not put on PATH."""
     found = shutil.which("initdb")
     folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not folders:

@@ -1,4 +1,4 @@
-"""What a running env server holds of the machine: counted before a load and after it, the counts must be the same."""
+"""Counts what a running env server holds of the machine. The counts before and after a load must be the same."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def traces_of(server: RunningServer) -> dict[str, object]:
 
 
 def wait_for_the_same(before: dict[str, object], server: RunningServer, limit_s: float) -> None:
-    """A connection closes, and a desktop finishes starting its programs, a moment later than it answers."""
+    """Waits, because connections close and desktops finish starting their programs a moment after the answer."""
     deadline = time.monotonic() + limit_s
     while (now := traces_of(server)) != before:
         differing = {name: _difference(before[name], now[name]) for name in before if before[name] != now[name]}
@@ -47,7 +47,7 @@ def _difference(before: object, now: object) -> str:
 
 
 def _processes(pid: int) -> list[str]:
-    """Names, so that a difference says what it is; the dead that nobody has buried among them."""
+    """Names of the processes, so that a difference is readable. Zombie processes are included."""
     found: list[str] = []
     for child in set(processes_below(pid)) - _metric_processes(pid):
         try:
@@ -72,7 +72,7 @@ def _open_files(pid: int) -> list[str]:
 
 
 def _metric_processes(pid: int) -> set[int]:
-    """Started on first use and kept: at most two."""
+    """Metric processes, which are started on first use and kept: at most two."""
     found: set[int] = set()
     for child in processes_below(pid):
         with contextlib.suppress(OSError):
@@ -99,11 +99,11 @@ def _listening_ports(pid: int) -> list[int]:
 
 
 def _mounts(pid: int) -> list[str]:
-    """The server's own, and those of the test: a mount that leaked out of a sandbox would show in either."""
+    """Mounts of the server and of the test: a mount that leaked out of a sandbox would show in either."""
     lines = {process: Path(f"/proc/{process}/mountinfo").read_text().splitlines() for process in (str(pid), "self")}
     return sorted(line.partition(" - ")[0].split()[4] for found in lines.values() for line in found)
 
 
 def _control_groups(pid: int) -> int:
-    """Folders of the desktops' bounds; none where there is no such file system."""
+    """Number of the desktops' control groups; 0 where there is no such file system."""
     return sum(1 for _ in Path("/sys/fs/cgroup").rglob(f"osworld-desktop-{pid}-*"))

@@ -25,7 +25,7 @@ PATIENCE_S = 120.0
 
 
 def prepare(root: Path) -> dict[str, Any]:
-    """A state folder with a base checkpoint and eight demonstrations; the job that trains on them."""
+    """Makes a state folder with a base checkpoint and eight demonstrations. Returns the job that trains on them."""
     recipe = load_recipe("smoke").model_dump(mode="json")
     recipe["model"] |= {"hidden_size": 32, "num_layers": 1, "vision_hidden_size": 32, "vocab_size": 400}
     recipe["sft"] |= {"num_updates": NUM_UPDATES, "save_every": 5, "batch_size": 4}

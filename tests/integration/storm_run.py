@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def storm_recipe(num_slots: int) -> Recipe:
-    # So many groups may be ahead that all desktops have an episode while an update is trained.
+    # Enough groups may run ahead that all desktops have an episode while an update is trained.
     max_staleness = -(-2 * num_slots // (GROUP_SIZE * GROUPS_PER_UPDATE))
     return load_recipe(
         "smoke",
@@ -196,7 +196,7 @@ async def _sample(urls: Sequence[str], in_use: Counter[str], file: Path) -> None
 
 
 async def _ask(http: httpx.AsyncClient, url: str) -> dict[str, Any]:
-    """Empty if it does not answer."""
+    """The answer of a server to /health; empty if it does not answer."""
     try:
         return (await http.get(f"{url}/health")).json()
     except (httpx.HTTPError, ValueError):

@@ -1,4 +1,4 @@
-"""The session with curl of docs/env-server-api.md, as it stands there, on a real desktop of a real env server."""
+"""Runs the curl session of docs/env-server-api.md, unchanged, on a real desktop of a real env server."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.desktop, pytest.mark.slow]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "env-server-api.md"
 
 
-def test_the_printed_session_runs_and_prints_what_the_page_shows(tmp_path: Path) -> None:
+def test_the_documented_curl_session_runs_and_prints_what_the_page_shows(tmp_path: Path) -> None:
     session = next(block for block in read_page(PAGE) if "curl" in block.text)
     with running_env_server(tmp_path, "--screen-size", "640x480") as server:
         done = subprocess.run(

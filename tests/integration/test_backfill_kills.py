@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_samples import make_checkpoint
-from launches import wait_for_nobody
+from launches import wait_for_no_process
 
 from osworld_pipeline.domain.checkpoint import Stage
 from osworld_pipeline.domain.state import StateDir
@@ -46,7 +46,7 @@ pytestmark = [
 
 
 def lay_out(folder: Path) -> StateDir:
-    """Twelve checkpoints with the weights of one, a suite of the user's, and the instance's settings."""
+    """Writes twelve checkpoints with the same weights, a suite of the user's, and the instance's settings."""
     shutil.copy(ROOT / "dagster.yaml", folder)
     state = StateDir(folder / "var")
     job = StageJob(recipe=RECIPE, state_root=state.root, stage=Stage.BASE, checkpoint_id="base-1", data_digest="d")
@@ -81,7 +81,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_for_episodes(state: StateDir, backfill: subprocess.Popen[bytes], number: int) -> None:
-    """Until so many are recorded, or the backfill has ended."""
+    """Waits until `number` episodes are recorded or the backfill has ended."""
     deadline = time.monotonic() + LIMIT_S
     while backfill.poll() is None and len(recorded(state)) < number:
         assert time.monotonic() < deadline, f"no {number} episodes within {LIMIT_S} s"
@@ -89,7 +89,7 @@ def wait_for_episodes(state: StateDir, backfill: subprocess.Popen[bytes], number
 
 
 def recorded(state: StateDir) -> dict[str, float]:
-    """When each episode that is recorded began; the catalog of a killed backfill may be behind, or not there."""
+    """The start time of each recorded episode. The catalog of a killed backfill may be outdated or missing."""
     rebuild_catalog(state)
     rows = run_query(state, "SELECT episode_id, started_at FROM episodes WHERE is_valid").rows
     assert len({episode_id for episode_id, _ in rows}) == len(rows), "an episode is there twice"
@@ -107,7 +107,7 @@ def test_backfill_of_twelve_checkpoints_killed_at_random_runs_nothing_twice_and_
         time.sleep(rng.uniform(0.0, KILL_DELAY_S))
         backfill.kill()
         backfill.wait(10)
-        left = wait_for_nobody(tmp_path, limit_s=25)
+        left = wait_for_no_process(tmp_path, limit_s=25)
         assert not left, f"seed {seed}: a killed backfill left {left}"
         now = recorded(state)
         assert before.items() <= now.items(), f"seed {seed}: what was recorded was run again"

@@ -1,5 +1,5 @@
-"""docs/scaling.md on one machine: hosts with networks and processes of their own take the smoke recipe through every
-stage, and in each stage one of them loses its power."""
+"""docs/scaling.md on one machine: hosts with their own networks and processes run every stage of the smoke recipe, and
+in each stage one of them loses its power."""
 
 import json
 import os
@@ -104,7 +104,7 @@ MAKE_BUCKET = "import boto3; boto3.client('s3', region_name='us-east-1').create_
 class Team:
     """The hosts of a team: `head` has Dagster, Postgres, MLflow, the object store and Ray's head; see NODES for Ray's
     nodes; `sampler` has an sglang server. Dagster's project and the state are in the shared folder. Ray's nodes have
-    the state at a mount of their own, and nothing where Dagster's host has it."""
+    the state at another mount, and nothing at the path that Dagster's host uses."""
 
     def __init__(self, hosts: Network) -> None:
         self.network = hosts
@@ -146,7 +146,7 @@ class Team:
         }
 
     def start(self) -> None:
-        """Everything but the node of each host in NODES and the sampler."""
+        """Starts everything except the node of each host in NODES and the sampler."""
         write_project(self.project, project_files(is_postgres=True))
         (self.project / "deployment.yaml").write_text(yaml.safe_dump({"resources": dict(RESOURCES)}))
         postgres = self._start_postgres()
@@ -261,7 +261,7 @@ def team() -> Iterator[Team]:
 
 
 def until(team: Team, is_so: Callable[[], Any], what: str, limit_s: float = STAGE_LIMIT_S) -> Any:
-    """Also while the state is not there yet."""
+    """Waits until `is_so` is true, also while the state does not exist yet."""
     deadline = time.monotonic() + limit_s
     while True:
         with suppress(PipelineError):
@@ -318,13 +318,13 @@ def test_every_stage_survives_the_loss_of_a_host(team: Team) -> None:
 
 
 def has_ended(team: Team) -> bool:
-    """Also the evaluations that Dagster's sensor launches."""
+    """Whether all runs have ended, including the evaluations that Dagster's sensor launches."""
     evaluated = {stage for (stage,) in team.ask("SELECT DISTINCT stage FROM evals")}
     return evaluated >= {"base", *TRAINED} and all(run["status"] in ENDED for run in team.runs())
 
 
 def check_record(team: Team) -> None:
-    """Each update and each episode once, in the state, in Dagster and in MLflow."""
+    """Each update and each episode is recorded once, in the state, in Dagster and in MLflow."""
     assert {run["status"] for run in team.runs()} == {"SUCCESS"}
     assert team.ask("SELECT stage, count(*), count(DISTINCT update) FROM updates GROUP BY ALL ORDER BY ALL") == [
         ("gspo_phase1", 4, 4), ("gspo_phase2", 4, 4), ("sft", 60, 60)
@@ -349,7 +349,7 @@ def check_record(team: Team) -> None:
 
 
 def evaluate_elsewhere(team: Team) -> None:
-    """On a host with a project of its own that knows the object store and nothing else of the team's."""
+    """Evaluates on a host with its own project, which can access the object store and nothing else of the team's."""
     ((checkpoint,),) = team.ask("SELECT checkpoint_id FROM checkpoints WHERE stage = 'gspo_phase2'")
     elsewhere, folder = team.network.add("elsewhere"), Path("/tmp/project")
     pipeline = (PYTHON, "-m", "osworld_pipeline.cli")

@@ -26,7 +26,7 @@ def here(tmp_path: Path) -> Path:
 
 @contextmanager
 def giving_up() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """An endpoint whose model gives every task up; its address, and what it was asked."""
+    """An endpoint whose model gives up every task. Yields its address and the requests that it received."""
     requests: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):

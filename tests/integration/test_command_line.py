@@ -1,4 +1,4 @@
-"""The command line as a person meets it: each mistake is one sentence that names the thing and the way out."""
+"""The command line as a person uses it: each mistake gets one sentence that names the problem and how to fix it."""
 
 import fcntl
 import json
@@ -56,7 +56,7 @@ def test_catalog_held_open_for_writing_names_its_holder(tmp_path: Path) -> None:
     assert "is open for writing in process" in done.stderr
 
 
-def test_demo_with_an_unknown_recipe_lists_those_there_are(tmp_path: Path) -> None:
+def test_demo_with_an_unknown_recipe_lists_the_available_recipes(tmp_path: Path) -> None:
     done = run(tmp_path, "demo", "--recipe", "deno")
     assert done.returncode == 1
     assert f"no recipe named 'deno'; there are: {', '.join(recipe_names())}; or give a .toml file" in done.stderr

@@ -49,7 +49,7 @@ class Compose:
         return f"http://{podman('port', self.container(service), str(port))}"
 
     def wait_until_healthy(self, service: str) -> None:
-        """Asks the health check of its container: Podman asks by itself only where systemd runs."""
+        """Runs the health check of the service's container. Podman runs it by itself only where systemd runs."""
         deadline = time.monotonic() + HEALTHY_LIMIT_S
         while not self.is_healthy(service):
             assert time.monotonic() < deadline, f"{service}: {podman('logs', '--tail', '50', self.container(service))}"
@@ -60,7 +60,7 @@ class Compose:
         return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
 
     def freeze(self, service: str) -> None:
-        """Stops all processes of its container but the first and this shell, as if they hung."""
+        """Stops all processes of the service's container except the first and this shell, as if they hung."""
         podman("exec", self.container(service), "sh", "-c", "kill -STOP -1")
 
 
@@ -80,7 +80,7 @@ def compose(tmp_path: Path) -> Iterator[Compose]:
 
 
 def need_podman_compose() -> None:
-    """Debian 12 has 1.0.3, which lacks profiles."""
+    """Skips the test without a podman-compose that has profiles. Debian 12 has 1.0.3, which lacks them."""
     if shutil.which("podman-compose") is None:
         pytest.skip("podman-compose is not installed (pip install podman-compose)")
     options = subprocess.run(["podman-compose", "--help"], capture_output=True, text=True, timeout=60).stdout
@@ -94,7 +94,7 @@ def publish_on_free_ports(file: Path) -> None:
     file.write_text(text)
 
 
-def test_the_services_become_healthy_and_take_the_smoke_recipe_through_every_stage(compose: Compose) -> None:
+def test_the_services_become_healthy_and_run_every_stage_of_the_smoke_recipe(compose: Compose) -> None:
     compose("up", "--detach")
     for service in SERVICES[:2]:
         compose.wait_until_healthy(service)

@@ -1,6 +1,6 @@
-"""The whole road at small scale, killed at random moments: it must end in the same state, with nothing twice.
+"""The whole pipeline at small scale, killed at random moments: it must end in the same state, with no duplicates.
 
-`make test-faults` kills it more often, runs it once more when it is done, and trains on from a folder.
+`make test-faults` kills it more often, runs it once more when it is done, and continues training from a folder.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launches import wait_for_nobody
+from launches import wait_for_no_process
 
 from osworld_pipeline.domain.state import StateDir
 from osworld_pipeline.recipes import load_recipe
@@ -78,7 +78,7 @@ def test_demo_killed_at_random_ends_in_the_same_state_without_duplicates(tmp_pat
         except subprocess.TimeoutExpired:
             os.kill(demo.pid, signal.SIGKILL)
             demo.wait(10)
-        left = wait_for_nobody(tmp_path, limit_s=25)
+        left = wait_for_no_process(tmp_path, limit_s=25)
         assert not left, f"seed {seed}: a killed demo left {left}"
 
     demo = start_demo(tmp_path)
@@ -98,7 +98,7 @@ def test_demo_killed_at_random_ends_in_the_same_state_without_duplicates(tmp_pat
         assert again.wait(DEMO_LIMIT_S) == 0
         assert snapshot(state) == before, "a second run of a finished demo changed something"
         check_training_from_a_folder(tmp_path, state)
-    assert not wait_for_nobody(tmp_path, limit_s=25)
+    assert not wait_for_no_process(tmp_path, limit_s=25)
     check_cookbook(state)
 
 
@@ -121,7 +121,7 @@ def snapshot(state: StateDir) -> str:
 
 
 def check_cookbook(state: StateDir) -> None:
-    """Every question can be asked of a finished demo, and most have an answer there, whatever the policy learned."""
+    """Every query runs on a finished demo, and most return rows there, independent of what the policy learned."""
     answers = {question.name: len(rows(state, question.sql)) for question in COOKBOOK}
     without = {name for name, number in answers.items() if number == 0}
     assert without <= {

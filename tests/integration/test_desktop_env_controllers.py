@@ -1,4 +1,4 @@
-"""desktop-env's own controllers against our local desktop: everything that they can ask of a guest."""
+"""Runs desktop-env's own controllers against our local desktop, with every call that they can make to a guest."""
 
 import asyncio
 import json
@@ -38,47 +38,47 @@ async def call_everything(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return asyncio.run(call_everything(tmp_path_factory.mktemp("controllers")))
 
 
-def test_every_call_was_answered(told: dict[str, Any]) -> None:
-    crashed = {name: answer for name, answer in told.items() if isinstance(answer, dict) and "crash" in answer}
+def test_every_controller_call_is_answered(reported: dict[str, Any]) -> None:
+    crashed = {name: answer for name, answer in reported.items() if isinstance(answer, dict) and "crash" in answer}
     assert crashed == {}
-    set_up = {name: answer for name, answer in told.items() if name.startswith("setup ")}
+    set_up = {name: answer for name, answer in reported.items() if name.startswith("setup ")}
     assert len(set_up) == 12
     assert all(answer is True for answer in set_up.values())
 
 
-def test_set_up_has_done_what_it_says(told: dict[str, Any]) -> None:
-    assert told["file /home/user/deep/a.txt"] == "uploaded"
-    assert told["file /home/user/b.txt"] == "downloaded"
-    assert told["file /home/user/c.txt"] == "2\n"
-    assert told["file /home/user/none"] == "none"
-    assert told["kept"] == "640 password\n"
-    assert told["window"] == {"width": 640, "height": 480}
-    assert told["closed"] is True
-    assert told["history"]["returncode"] == 0
+def test_every_set_up_step_takes_effect(reported: dict[str, Any]) -> None:
+    assert reported["file /home/user/deep/a.txt"] == "uploaded"
+    assert reported["file /home/user/b.txt"] == "downloaded"
+    assert reported["file /home/user/c.txt"] == "2\n"
+    assert reported["file /home/user/none"] == "none"
+    assert reported["kept"] == "640 password\n"
+    assert reported["window"] == {"width": 640, "height": 480}
+    assert reported["closed"] is True
+    assert reported["history"]["returncode"] == 0
 
 
-def test_controller_sees_the_desktop(told: dict[str, Any]) -> None:
-    assert told["screenshot"].endswith("89504e47")
-    assert told["wallpaper"].endswith("89504e47")
-    assert told["tree"].startswith("<desktop-frame")
-    assert told["platform"] == "Linux"
-    assert told["screen"] == {"width": 1280, "height": 720}
-    assert told["desktop"] == "/home/user/Desktop"
-    assert told["folder"] == {"type": "directory", "name": "deep", "children": [{"type": "file", "name": "a.txt"}]}
-    assert "in the terminal" in told["terminal"]
-    assert told["video"] == ("ftyp" if shutil.which("ffmpeg") else "none"), "an MP4, where the desktop can record"
+def test_controller_sees_the_desktop(reported: dict[str, Any]) -> None:
+    assert reported["screenshot"].endswith("89504e47")
+    assert reported["wallpaper"].endswith("89504e47")
+    assert reported["tree"].startswith("<desktop-frame")
+    assert reported["platform"] == "Linux"
+    assert reported["screen"] == {"width": 1280, "height": 720}
+    assert reported["desktop"] == "/home/user/Desktop"
+    assert reported["folder"] == {"type": "directory", "name": "deep", "children": [{"type": "file", "name": "a.txt"}]}
+    assert "in the terminal" in reported["terminal"]
+    assert reported["video"] == ("ftyp" if shutil.which("ffmpeg") else "none"), "an MP4, where the desktop can record"
 
 
-def test_controller_runs_commands(told: dict[str, Any]) -> None:
-    assert told["command"]["output"] == "42\n"
-    assert "ZeroDivisionError" in told["script error"]["error"]
-    assert (told["bash"]["output"], told["bash"]["returncode"]) == ("/tmp\n", 3)
-    assert told["bash limit"]["status"] == "error"
+def test_controller_runs_commands(reported: dict[str, Any]) -> None:
+    assert reported["command"]["output"] == "42\n"
+    assert "ZeroDivisionError" in reported["script error"]["error"]
+    assert (reported["bash"]["output"], reported["bash"]["returncode"]) == ("/tmp\n", 3)
+    assert reported["bash limit"]["status"] == "error"
 
 
-def test_actions_of_computer_13_reach_the_screen(told: dict[str, Any]) -> None:
-    assert told["typed"] == "startit's \\ typed"
+def test_actions_of_computer_13_reach_the_screen(reported: dict[str, Any]) -> None:
+    assert reported["typed"] == "startit's \\ typed"

@@ -1,4 +1,4 @@
-"""A server of DesktopEnvs that is killed takes everything along: launcher, workers, and their virtual machines."""
+"""A killed server of DesktopEnvs leaves nothing running: no launcher, no workers, and no virtual machines."""
 
 import time
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""OSWorld's own evaluators on our local desktops: the same rewards as our own graders give, on published tasks; and
-DesktopEnv's whole loop over HTTP, with our desktops as its virtual machines."""
+"""OSWorld's own evaluators on our local desktops give the same rewards as our own graders, on published tasks.
+DesktopEnv's whole loop runs over HTTP, with our desktops as its virtual machines."""
 
 import base64
 import io
@@ -66,7 +66,7 @@ async def score(graders: Graders, task: Task, desktop: LocalDesktop, last_action
         await drivers.downloader.close()
 
 
-async def test_osworlds_scores_of_published_tasks_are_our_own(
+async def test_osworlds_scores_of_published_tasks_equal_our_own(
     osworld: OSWorldGraders, desktop: LocalDesktop, real_data: Path
 ) -> None:
     scores: dict[str, Any] = {}
@@ -87,7 +87,7 @@ async def test_osworlds_scores_of_published_tasks_are_our_own(
     assert scores == {solution.task_id[:8]: (0.0, 0.0, 1.0, 1.0, 0.0, 0.0) for solution in DONE_BY_COMMANDS}
 
 
-async def test_infeasible_task_is_answered_by_giving_up(
+async def test_giving_up_solves_an_infeasible_task(
     osworld: OSWorldGraders, desktop: LocalDesktop, real_data: Path
 ) -> None:
     task = read_task(real_data, "b3d4a89c-53f2-4d6b-8b6a-541fb5d205fa")
@@ -96,7 +96,7 @@ async def test_infeasible_task_is_answered_by_giving_up(
         assert await score(graders, task, desktop, "DONE", prepare=False) == 0.0
 
 
-async def test_task_that_this_desktop_cannot_show_is_a_fault_for_both(
+async def test_task_that_this_desktop_cannot_show_is_a_fault_for_both_graders(
     osworld: OSWorldGraders, desktop: LocalDesktop, real_data: Path
 ) -> None:
     task = read_task(real_data, "ec4e3f68-9ea4-4c18-a5c9-69f89d1178b3")
@@ -125,7 +125,7 @@ def task_of(func: str, result: Any, expected: Any, *files: tuple[str, str]) -> T
     )
 
 
-async def test_metric_that_only_osworld_has_is_carried_out(osworld: OSWorldGraders, desktop: LocalDesktop) -> None:
+async def test_metric_that_only_osworld_has_is_scored(osworld: OSWorldGraders, desktop: LocalDesktop) -> None:
     """Structural similarity of two pictures, by scikit-image."""
     actual = {"type": "vm_file", "path": "/home/user/a.png", "dest": "a.png"}
     expected = {"type": "vm_file", "path": "/home/user/b.png", "dest": "b.png"}
@@ -137,7 +137,7 @@ async def test_metric_that_only_osworld_has_is_carried_out(osworld: OSWorldGrade
         OwnGraders().read(task)
 
 
-async def test_file_that_set_up_kept_reaches_osworlds_getter(osworld: OSWorldGraders, desktop: LocalDesktop) -> None:
+async def test_file_saved_by_set_up_is_read_by_osworlds_getter(osworld: OSWorldGraders, desktop: LocalDesktop) -> None:
     task = Task.from_config(
         {
             "id": "kept",
@@ -153,22 +153,20 @@ async def test_file_that_set_up_kept_reaches_osworlds_getter(osworld: OSWorldGra
     assert await score(osworld, task, desktop, "DONE", prepare=True) == 1.0
 
 
-async def test_file_that_is_not_there_is_a_zero_by_osworlds_own_rule(
-    osworld: OSWorldGraders, desktop: LocalDesktop
-) -> None:
+async def test_missing_file_scores_zero_by_osworlds_own_rule(osworld: OSWorldGraders, desktop: LocalDesktop) -> None:
     rule = {"type": "rule", "rules": {"expected": ["a"]}}
     missing = {"type": "vm_file", "path": "/home/user/none.txt", "dest": "a.txt"}
     assert await score(osworld, task_of("file_contains", missing, rule), desktop, "DONE", prepare=False) == 0.0
 
 
-async def test_osworlds_crash_is_no_reward(osworld: OSWorldGraders, desktop: LocalDesktop) -> None:
+async def test_crash_of_osworlds_evaluator_is_not_a_reward(osworld: OSWorldGraders, desktop: LocalDesktop) -> None:
     said = {"type": "vm_command_line", "command": ["echo", "no", "list"]}
     rule = {"type": "rule", "rules": {"expected": ["a"]}}
     with pytest.raises(EvaluatorError, match="SyntaxError"):
         await score(osworld, task_of("check_gnome_favorite_apps", said, rule), desktop, "DONE", prepare=False)
 
 
-async def test_desktop_that_dies_is_no_reward(osworld: OSWorldGraders, images: Path) -> None:
+async def test_desktop_that_dies_is_not_a_reward(osworld: OSWorldGraders, images: Path) -> None:
     task = task_of("file_contains", {"type": "vm_file", "path": "/home/user/a", "dest": "a"}, {"type": "rule"})
     provider = LocalProvider(images=images, screen_size=(1280, 720))
     try:

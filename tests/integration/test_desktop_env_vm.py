@@ -1,4 +1,4 @@
-"""OSWorld's own evaluators on a virtual machine of ours: the rewards that our own graders give."""
+"""OSWorld's own evaluators on one of our virtual machines give the same rewards as our own graders."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-async def test_osworlds_scores_on_a_virtual_machine_are_our_own(tmp_path: Path, real_data: Path) -> None:
+async def test_osworlds_scores_on_a_virtual_machine_equal_our_own(tmp_path: Path, real_data: Path) -> None:
     solution, limits = SOLUTIONS[0], TaskLimits()
     task = read_task(real_data, solution.task_id)
     osworld = OSWorldGraders(python=find_python(), folder=tmp_path)

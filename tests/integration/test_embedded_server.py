@@ -53,14 +53,14 @@ def read(path: Path) -> bytes:
         return b""
 
 
-def test_outside_a_block_that_keeps_it_each_use_has_its_own(tmp_path: Path) -> None:
+def test_each_use_has_its_own_server_outside_a_block_that_keeps_one(tmp_path: Path) -> None:
     first, second = used(spec_of(tmp_path)), used(spec_of(tmp_path))
     assert first.token != second.token
     assert not answers(first)
     assert not answers(second)
 
 
-def test_inside_it_one_serves_every_use_of_the_same_settings_and_ends_with_the_block(tmp_path: Path) -> None:
+def test_a_kept_server_serves_every_use_of_the_same_settings_and_ends_with_the_block(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     with kept_env_server():
         first = used(spec)
@@ -72,7 +72,7 @@ def test_inside_it_one_serves_every_use_of_the_same_settings_and_ends_with_the_b
     assert not server_pids(spec)
 
 
-def test_one_that_died_is_replaced(tmp_path: Path) -> None:
+def test_a_kept_server_that_died_is_replaced(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
     with kept_env_server():
         first = used(spec)

@@ -1,6 +1,6 @@
-"""The way of docs/install.md with pip in a container that has the base system of Debian alone, as root and as an
-ordinary user. Takes minutes, Podman, a package index and a base image: `make test-install`; OSWORLD_TEST_BASE names
-another base image, and so another Python."""
+"""Follows docs/install.md with pip in a container that has only the base system of Debian, as root and as an ordinary
+user. Needs minutes, Podman, a package index and a base image: `make test-install`. OSWORLD_TEST_BASE names another
+base image, and so another Python."""
 
 import json
 import os
@@ -48,7 +48,7 @@ class NewUser:
     container: str
 
     def run(self, line: str, *, limit_s: float = COMMAND_LIMIT_S, user: str = "") -> subprocess.CompletedProcess[str]:
-        """A line of a shell in the project, where the environment is active."""
+        """Runs a shell line in the project, with the environment active."""
         there = f"[ ! -d venv ] || . venv/bin/activate; [ ! -d project ] || cd project; {line}"
         command = ["podman", "exec", "--user", user or self.name, self.container, "bash", "-c", there]
         return subprocess.run(
@@ -119,7 +119,7 @@ def test_set_up_installs_the_debian_packages_or_prints_the_command_for_an_admini
     assert "debian: installed" in done.stderr
 
 
-def test_every_stage_runs_on_real_desktops_and_the_doctor_agrees(user: NewUser) -> None:
+def test_every_stage_runs_on_real_desktops_and_doctor_reports_success(user: NewUser) -> None:
     done = user.run("osworld-pipeline demo --recipe smoke --json", limit_s=DEMO_LIMIT_S)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     scores = json.loads(done.stdout)["scores"]

@@ -1,4 +1,4 @@
-"""The env server as a process, on real desktops: episodes side by side, a desktop that is killed, and what is left."""
+"""The env server as a process, on real desktops: concurrent episodes, a killed desktop, and what is left behind."""
 
 import asyncio
 import io
@@ -86,7 +86,7 @@ async def write_file(client: EnvClient, word: str) -> float:
         await desktop.close()
 
 
-async def test_screenshot_of_the_models_size_is_the_one_that_would_be_made_of_the_screens(
+async def test_screenshot_resized_by_the_server_equals_the_one_resized_by_the_client(
     server: RunningServer,
 ) -> None:
     seen = {}
@@ -115,7 +115,7 @@ async def test_two_episodes_side_by_side_do_not_see_each_other(server: RunningSe
         assert await asyncio.gather(write_file(client, "hello"), write_file(client, "goodbye")) == [1.0, 0.0]
 
 
-async def test_desktop_after_an_episode_is_fresh_and_soon_there(server: RunningServer) -> None:
+async def test_desktop_after_an_episode_is_fresh_and_soon_available(server: RunningServer) -> None:
     async with client_of(server) as client:
         assert await asyncio.gather(write_file(client, "hello"), write_file(client, "hello")) == [1.0, 1.0]
         desktop = client.desktop()
@@ -167,7 +167,7 @@ def test_term_leaves_no_process_no_mount_and_no_folder(images: Path, tmp_path: P
         assert overlay_mounts() == mounts_before
 
 
-def test_killed_server_takes_its_desktops_with_it(images: Path, tmp_path: Path) -> None:
+def test_desktops_of_a_killed_server_end_with_it(images: Path, tmp_path: Path) -> None:
     with running_env_server(tmp_path, "--screen-size", "640x480", images=images) as server:
         children = processes_below(server.process.pid)
         assert children
@@ -235,7 +235,7 @@ def test_term_while_the_desktops_start_leaves_nothing(images: Path, tmp_path: Pa
 
 
 def start_with_parent(images: Path, ready: Path) -> subprocess.Popen[bytes]:
-    """A parent whose only child is an env server that was told who its parent is."""
+    """Starts a parent process whose only child is an env server that is given the parent's process id."""
     command = [
         sys.executable, "-m", "env_server.main", "--port", "0", "--screen-size", "640x480", "--state-dir", str(images),
         "--ready-file", str(ready), "--die-with-parent",
@@ -254,7 +254,7 @@ def test_server_dies_with_its_parent(images: Path, tmp_path: Path) -> None:
     wait_until(lambda: not any(is_running(pid) for pid in family), 10)
 
 
-def test_server_whose_parent_dies_before_it_has_begun_ends_too(images: Path, tmp_path: Path) -> None:
+def test_server_ends_when_its_parent_dies_before_the_server_has_started(images: Path, tmp_path: Path) -> None:
     parent = start_with_parent(images, tmp_path / "ready.json")
     wait_until(lambda: bool(processes_below(parent.pid)), 20)
     family = processes_below(parent.pid)
@@ -264,7 +264,7 @@ def test_server_whose_parent_dies_before_it_has_begun_ends_too(images: Path, tmp
 
 
 async def test_small_answers_are_not_held_back_by_the_socket(server: RunningServer) -> None:
-    """Nagle's algorithm against delayed acknowledgements would cost 40 ms a call."""
+    """Nagle's algorithm with delayed acknowledgements would cost 40 ms per call."""
     task = Task.from_config({"id": "t", "instruction": "Nothing.", "config": [], "evaluator": {"func": "infeasible"}})
     async with client_of(server) as client:
         desktop = client.desktop()
@@ -275,7 +275,7 @@ async def test_small_answers_are_not_held_back_by_the_socket(server: RunningServ
             await desktop.score()
             times_s.append(time.monotonic() - start)
         await desktop.close()
-    # It would cost every call that much; a busy or slow machine costs most of them some.
+    # The delay would cost every call that much; a busy or slow machine costs most of them some time.
     assert min(times_s) < 0.04, times_s
 
 
@@ -293,7 +293,7 @@ async def test_client_that_hangs_up_during_reset_holds_no_replica(server: Runnin
         assert [health.episodes for health in await client.health()] == [0]
 
 
-def test_server_beyond_loopback_without_a_token_refuses_in_one_sentence(tmp_path: Path) -> None:
+def test_server_beyond_loopback_without_a_token_refuses_to_start_with_one_sentence(tmp_path: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if key != "ENV_SERVER_TOKEN"}
     run = subprocess.run(
         [sys.executable, "-m", "env_server.main", "--host", "0.0.0.0", "--state-dir", str(tmp_path)],
@@ -305,7 +305,7 @@ def test_server_beyond_loopback_without_a_token_refuses_in_one_sentence(tmp_path
     ]
 
 
-def test_taken_port_is_told_at_once(server: RunningServer, tmp_path: Path) -> None:
+def test_port_in_use_is_reported_at_once(server: RunningServer, tmp_path: Path) -> None:
     port = server.url.rpartition(":")[2]
     run = subprocess.run(
         [sys.executable, "-m", "env_server.main", "--port", port, "--state-dir", str(tmp_path)],

@@ -1,5 +1,6 @@
-"""The env server under load while what it rests on is killed: every episode ends in exactly one outcome, no fault is a
-reward, capacity comes back, and nothing is left. OSWORLD_FAULT_EPISODES and OSWORLD_FAULT_SEED change the load."""
+"""The env server under load while the processes it depends on are killed: every episode ends in exactly one outcome, no
+fault is a reward, capacity comes back, and nothing is left. OSWORLD_FAULT_EPISODES and OSWORLD_FAULT_SEED change the
+load."""
 
 import asyncio
 import os
@@ -58,31 +59,31 @@ async def test_every_episode_has_one_outcome_while_everything_is_killed(server: 
     capacity_s = await wait_until_free(server.url, NUM_REPLICAS, CAPACITY_LIMIT_S)
     metrics = read_metrics(server.url)
     ended = ended_by_outcome(metrics)
-    told = f"seed {seed}: clients saw {dict(tally.seen)}, killed {dict(tally.num_kills)}, server ended {ended}"
-    print(f"{told}; capacity back after {capacity_s:.2f} s")
+    reported = f"seed {seed}: clients saw {dict(tally.seen)}, killed {dict(tally.num_kills)}, server ended {ended}"
+    print(f"{reported}; capacity back after {capacity_s:.2f} s")
 
-    assert tally.wrong == [], told
-    assert tally.seen.total() == NUM_EPISODES, told
-    check_agreement(tally, ended, int(metrics["env_server_episodes_opened_total"]), told)
+    assert tally.wrong == [], reported
+    assert tally.seen.total() == NUM_EPISODES, reported
+    check_agreement(tally, ended, int(metrics["env_server_episodes_opened_total"]), reported)
     assert metrics["env_server_episodes_live"] == 0
     wait_for_the_same(before, server, limit_s=10.0)
 
 
-def check_agreement(tally: Tally, ended: dict[str, int], opened: int, told: str) -> None:
-    """The server's outcomes against those of its clients; of an episode whose client is gone only the server knows."""
+def check_agreement(tally: Tally, ended: dict[str, int], opened: int, reported: str) -> None:
+    """The server's outcomes agree with its clients'. If a client is gone, only the server has the episode's outcome."""
     seen = tally.seen
-    assert sum(ended.values()) == opened, told
-    assert ended["evaluated"] == seen["scored"], told
-    assert ended["closed"] <= seen["closed"], told
-    assert ended["shutdown"] == 0, told
+    assert sum(ended.values()) == opened, reported
+    assert ended["evaluated"] == seen["scored"], reported
+    assert ended["closed"] <= seen["closed"], reported
+    assert ended["shutdown"] == 0, reported
     faults = ended["env_fault"] + ended["grader_fault"] + ended["tampering"]
-    assert faults + ended["idle"] >= seen["fault"], told
+    assert faults + ended["idle"] >= seen["fault"], reported
     known = seen["scored"] + seen["closed"] + seen["fault"]
-    assert known <= opened <= known + tally.num_hung_up_resets, told
+    assert known <= opened <= known + tally.num_hung_up_resets, reported
     # Otherwise the load would have proved nothing.
-    assert seen["scored"] > 0, told
-    assert faults > 0, told
-    assert tally.num_kills.total() >= NUM_EPISODES // 10, told
+    assert seen["scored"] > 0, reported
+    assert faults > 0, reported
+    assert tally.num_kills.total() >= NUM_EPISODES // 10, reported
 
 
 @asynccontextmanager
@@ -97,7 +98,7 @@ async def connected(raw: Raw) -> AsyncIterator[tuple[asyncio.StreamReader, async
 
 
 async def read_answer(reader: asyncio.StreamReader, limit_s: float) -> bytes:
-    """All that comes until the server closes the connection; nothing where it does not."""
+    """All bytes until the server closes the connection; empty if the server does not close it."""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(limit_s):
             return await reader.read()
@@ -105,7 +106,7 @@ async def read_answer(reader: asyncio.StreamReader, limit_s: float) -> bytes:
 
 
 async def send_a_head_slowly(raw: Raw, over: asyncio.Event) -> bytes:
-    """A letter at a time."""
+    """Sends the head of a request one letter at a time."""
     async with connected(raw) as (reader, writer):
         writer.write(b"POST /step HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
         answering = asyncio.create_task(read_answer(reader, 20.0))
@@ -135,7 +136,7 @@ async def send_100_mb_in_chunks(raw: Raw, over: asyncio.Event) -> bytes:
                 await writer.drain()
                 num_sent += 1
         assert num_sent < 50, "the server took them all"
-        # Closing on what nobody has read resets the connection, which may cost the client the answer.
+        # Closing a connection with unread data resets it, which may cost the client the answer.
         return await answering or b"HTTP/1.1 413 lost"
 
 
@@ -146,7 +147,7 @@ async def announce_100_mb(raw: Raw, over: asyncio.Event) -> bytes:
 
 
 async def send_nonsense(raw: Raw, over: asyncio.Event) -> bytes:
-    """For as long as the others work; the last answer."""
+    """Sends invalid requests until `over` is set, and returns the last answer."""
     answer = b""
     while not over.is_set():
         for body in (b'{"episode_id": ', b"\xff\xfe", b"[]", UNKNOWN, b"{" * 5000):

@@ -60,6 +60,6 @@ def test_machine_that_has_only_the_bucket_evaluates_a_checkpoint(
         shutil.rmtree(origin.root)
         result = answer(here, "evaluate", *SETTINGS, *options)
         assert (result["checkpoint"], result["num_valid"]) == (checkpoint.checkpoint_id, 1)
-        # What was evaluated here goes back to the bucket by the command alone.
+        # Only this command sends the new evaluation back to the bucket.
         assert answer(here, "remote", "push")["generation"] == 2
     assert asked(here, "SELECT stage, count(*) FROM evals GROUP BY ALL") == [("sft", 1)]

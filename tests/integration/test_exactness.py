@@ -1,5 +1,5 @@
-"""What is trained is what was sampled: of real episodes on real desktops the trainer's log-probabilities are the
-sampler's, in either context mode, and every way of showing the trainer something else is noticed."""
+"""The trainer trains on exactly what was sampled: for real episodes on real desktops its log-probabilities equal the
+sampler's, in either context mode, and every way of showing the trainer something else is detected."""
 
 import asyncio
 import io
@@ -52,7 +52,7 @@ RESPONSE = load_dialect("slime").format("Go", {"action": "right_click", "coordin
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A way of sampling, and how many episodes prove it."""
+    """A way of sampling, and the number of episodes to test it with."""
 
     engine: str = "transformers"
     context_mode: str = "append"
@@ -93,7 +93,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def teach(model: Any, processor: Any, *, num_updates: int) -> None:
-    """It says RESPONSE in the first turn; later ones are further along than it has ever seen, and come out freely."""
+    """Teaches RESPONSE for the first turn. Later turns are longer than any in training, with arbitrary responses."""
     renderer = Renderer(processor)
     random = np.random.default_rng(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -205,7 +205,7 @@ def check_exact(setup: Setup, recorded: Recorded, checkpoint: Path) -> Exactness
 def recorded_once(
     checkpoint: Path, server_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Recorded]:
-    """Episodes of TRANSFORMERS by name, recorded when they are first asked for."""
+    """Episodes of TRANSFORMERS by name, recorded when they are first requested."""
     recorded: dict[str, Recorded] = {}
 
     def get(name: str) -> Recorded:
@@ -218,7 +218,7 @@ def recorded_once(
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_the_trainer_says_what_the_transformers_engine_said(
+def test_trainer_logprobs_equal_those_of_the_transformers_engine(
     name: str, checkpoint: Path, recorded_once: Callable[[str], Recorded]
 ) -> None:
     check_exact(TRANSFORMERS[name], recorded_once(name), checkpoint)
@@ -226,7 +226,7 @@ def test_the_trainer_says_what_the_transformers_engine_said(
 
 @pytest.mark.sglang
 @pytest.mark.timeout(1200)
-def test_the_trainer_says_what_an_sglang_server_said(checkpoint: Path, server_url: str, tmp_path: Path) -> None:
+def test_trainer_logprobs_equal_those_of_an_sglang_server(checkpoint: Path, server_url: str, tmp_path: Path) -> None:
     from sglang_server import running_sglang
 
     with running_sglang(checkpoint) as url:
@@ -237,7 +237,7 @@ def test_the_trainer_says_what_an_sglang_server_said(checkpoint: Path, server_ur
 
 @pytest.fixture
 def honest(recorded_once: Callable[[str], Recorded]) -> Sequence[Trajectory]:
-    """Four of them, in the last of which the first action changed the screen."""
+    """Four unmodified trajectories. In the last one, the first action changed the screen."""
     recorded = recorded_once("append")
     found = [
         trajectory for episode in recorded.episodes for trajectory in episode_trajectories(episode, recorded.read_blob)
@@ -286,7 +286,7 @@ def with_the_mask_shifted(trajectory: Trajectory) -> Trajectory:
     ],
     ids=lambda tamper: tamper.__name__,
 )  # fmt: skip
-def test_tampering_with_one_trajectory_is_noticed(
+def test_tampering_with_one_trajectory_is_detected(
     tamper: Callable[[Trajectory], Trajectory], honest: Sequence[Trajectory], checkpoint: Path
 ) -> None:
     model, processor = load_model(checkpoint), load_processor(checkpoint)
@@ -296,7 +296,7 @@ def test_tampering_with_one_trajectory_is_noticed(
         compare_trajectories(tampered, model, processor).require(max_diff=MAX_DIFF)
 
 
-def test_a_log_probability_that_is_no_number_is_noticed(honest: Sequence[Trajectory], checkpoint: Path) -> None:
+def test_a_log_probability_that_is_not_a_number_is_detected(honest: Sequence[Trajectory], checkpoint: Path) -> None:
     broken = [math.nan if mask else 0.0 for mask in honest[0].response_mask]
     report = compare_trajectories(
         [replace(honest[0], sampled_logprobs=tuple(broken)), *honest[1:]],
@@ -307,7 +307,7 @@ def test_a_log_probability_that_is_no_number_is_noticed(honest: Sequence[Traject
         report.require(max_diff=MAX_DIFF)
 
 
-def test_nothing_to_compare_is_no_proof(checkpoint: Path) -> None:
+def test_a_comparison_without_trajectories_is_an_error(checkpoint: Path) -> None:
     report = compare_trajectories([], load_model(checkpoint), load_processor(checkpoint))
     with pytest.raises(TrainingError, match="no sampled tokens"):
         report.require(max_diff=MAX_DIFF)

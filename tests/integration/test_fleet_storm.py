@@ -1,6 +1,6 @@
-"""A storm over the env servers of three hosts during asynchronous GSPO, with the program and its trainer and engine as
-they are launched: 768 to 1,536 simulated desktops and a few real ones, while servers are killed, drain, join and lose
-their network. `make test-storm` runs it for half an hour."""
+"""A storm of faults on the env servers of three hosts during asynchronous GSPO, with the program and its trainer and
+engine as they are launched: 768 to 1,536 simulated desktops and a few real ones, while servers are killed, drain, join
+and lose their network. `make test-storm` runs it for half an hour."""
 
 import json
 import os
@@ -82,7 +82,7 @@ class Fleet:
         self.servers[url] = host.start(*command, environment={"ENV_SERVER_TOKEN": TOKEN}, folder=Path.cwd())
 
     def signal(self, url: str, number: int) -> None:
-        """To the program, not to nsenter, which started it in its host."""
+        """Sends the signal to the program, not to nsenter, which started it in its host."""
         starter = self.servers[url].process.pid
         (pid,) = Path(f"/proc/{starter}/task/{starter}/children").read_text().split()
         os.kill(int(pid), number)
@@ -133,7 +133,7 @@ def test_no_episode_is_lost_or_counted_twice_in_a_storm_of_faults(fleet: Fleet) 
 
 
 def in_rounds(rng: random.Random) -> Iterator[str]:
-    """Each kind of blow once, in any order, again and again."""
+    """Endless rounds in which each kind of fault occurs once, in random order."""
     while True:
         yield from rng.sample(KINDS, len(KINDS))
 
@@ -200,7 +200,7 @@ def last_sample(folder: Path) -> dict[str, Any]:
 
 
 def busy_share(sample: dict[str, Any]) -> float:
-    """Of the desktops of the servers that answer and take episodes, those that have one of the run's."""
+    """The share of desktops that have one of the run's episodes, of all servers that answer and take episodes."""
     open_ones = [one for one in sample["servers"].values() if one["status"] == "ok"]
     return sum(one["in_use"] for one in open_ones) / max(1, sum(one["replicas"] for one in open_ones))
 

@@ -1,5 +1,5 @@
-"""A round of the flywheel with a real trainer, its episodes rolled out before: what is kept, what is trained on, and
-what is found again. No desktop is needed, for a graded episode is never run twice."""
+"""A round of the flywheel with a real trainer and episodes that were rolled out before: what is kept, what is trained
+on, and what is found again. No desktop is needed, because a graded episode is never run twice."""
 
 import io
 from pathlib import Path
@@ -62,7 +62,7 @@ def task_row(name: str) -> dict[str, Any]:
 
 
 def roll_out(state: StateDir, base: Path, rewards: dict[str, Reward | None]) -> None:
-    """Each episode as a part of its own, as a killed round leaves them; None for a fault."""
+    """Writes each episode as a separate part, as a killed round leaves them. A reward of None is a fault."""
     store, renderer = TrajectoryStore(state), Renderer(load_processor(base))
     buffer = io.BytesIO()
     Image.new("RGB", (64, 64), (90, 60, 200)).save(buffer, format="PNG")
@@ -126,7 +126,7 @@ def state(tmp_path: Path, base: Path) -> StateDir:
     return state
 
 
-def test_a_round_trains_on_what_the_grader_liked_and_leaves_a_checkpoint_with_its_measurement(
+def test_a_round_trains_on_rewarded_episodes_and_leaves_a_checkpoint_with_its_measurement(
     state: StateDir, base: Path
 ) -> None:
     messages: list[Message] = []

@@ -1,4 +1,4 @@
-"""Programs that a process with everything imported forks: each is as one that was started for itself."""
+"""Programs forked from a process that has imported everything: each behaves as if it was started on its own."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 
 def with_program(folder: Path) -> str:
-    """Writes the program; the PYTHONPATH that has it."""
+    """Writes the program, and returns the PYTHONPATH that contains it."""
     package = folder / "warm_programs"
     package.mkdir()
     (package / "sample.py").write_text(PROGRAM)
@@ -94,7 +94,7 @@ def test_a_program_gets_streams_environment_and_session_of_its_own_and_imports_n
         assert "an error of its own" in log.read_text()
 
 
-def test_what_ends_it_is_told_as_of_any_process(start: Start) -> None:
+def test_the_end_of_a_program_is_reported_as_for_any_process(start: Start) -> None:
     failed, log = start("fail")
     assert failed.wait(60) == 2
     assert "TableError: there is no such table" in log.read_text()
@@ -111,10 +111,10 @@ def test_what_ends_it_is_told_as_of_any_process(start: Start) -> None:
     said(log)
     os.killpg(killed.pid, signal.SIGKILL)
     assert killed.wait(30) == -signal.SIGKILL
-    killed.send_signal(signal.SIGTERM)  # to nobody
+    killed.send_signal(signal.SIGTERM)  # no process receives it
 
 
-def test_the_imports_begin_before_the_first_program_and_end_with_the_block() -> None:
+def test_the_fork_server_imports_before_the_first_program_and_ends_with_the_block() -> None:
     ours = psutil.Process()
     before = set(ours.children())
     with kept_fork_server({}):
@@ -126,7 +126,7 @@ def test_the_imports_begin_before_the_first_program_and_end_with_the_block() -> 
     assert not _is_alive(server.pid)
 
 
-def test_outside_the_block_programs_are_to_be_started_for_themselves(tmp_path: Path) -> None:
+def test_programs_are_not_forked_outside_the_block(tmp_path: Path) -> None:
     script = (
         "import os; from osworld_pipeline.runs.launch.fork_server import start_warm\n"
         "assert start_warm('collect', None, output=1, environment={}) is None"
@@ -134,7 +134,7 @@ def test_outside_the_block_programs_are_to_be_started_for_themselves(tmp_path: P
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_a_program_dies_with_its_server_and_the_next_is_to_be_started_for_itself(tmp_path: Path) -> None:
+def test_a_program_dies_with_its_fork_server_and_the_next_program_is_not_forked(tmp_path: Path) -> None:
     def job(do: str) -> Callable[[int], AbstractContextManager[int]]:
         return partial(job_file, tmp_path, {"do": do})
 
@@ -154,7 +154,7 @@ def test_a_program_dies_with_its_server_and_the_next_is_to_be_started_for_itself
         assert start(job("end")) is None
 
 
-def test_nobody_is_left_where_the_launcher_is_killed(tmp_path: Path) -> None:
+def test_no_process_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = f"""
 import contextlib, json, sys, time

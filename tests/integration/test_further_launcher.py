@@ -41,12 +41,12 @@ def test_a_program_runs_as_a_job_of_the_queue_and_reports(installed: Path, tmp_p
     assert list((tmp_path / "launches").iterdir()) == []
 
 
-def test_a_failure_of_the_program_arrives_as_it_was_raised(installed: Path, tmp_path: Path) -> None:
+def test_a_failure_of_the_program_is_reported_unchanged(installed: Path, tmp_path: Path) -> None:
     launch = start_launch(tmp_path, ON, "launched.program", {"act": "fault", "mark": new_mark()}, installed=[installed])
     assert finish(launch)[-1] == {"kind": "failed", "message": "the server is gone", "allow_retries": True}
 
 
-def test_a_cancelled_step_ends_the_job_in_its_own_way(installed: Path, tmp_path: Path) -> None:
+def test_a_cancelled_step_lets_the_job_clean_up_and_ends_it(installed: Path, tmp_path: Path) -> None:
     mark = new_mark()
     job = {"act": "wait", "mark": mark, "clean_up": str(tmp_path / "clean")}
     launch = start_launch(tmp_path, ON, "launched.program", job, installed=[installed])

@@ -1,5 +1,5 @@
-"""Remote sandboxes for real: an env server whose desktops are behind a gateway process, over HTTPS, with quota waits
-and failures on the way; a browser inside one, looked into from outside; and what a killed env server leaves."""
+"""Real remote sandboxes: an env server whose desktops are behind a gateway process, over HTTPS, with quota waits and
+failures; a browser inside a sandbox, inspected from outside; and what a killed env server leaves behind."""
 
 import asyncio
 import json
@@ -78,8 +78,8 @@ def env_server_behind(gateway: RunningGateway, folder: Path, monkeypatch: pytest
 async def test_episodes_succeed_through_a_gateway_that_is_full_fails_loses_answers_and_is_slow(
     images: Path, tmp_path: Path, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The only sandbox of the quota is somebody else's at first. A step that was lost after it happened is not done
-    twice, or the typed words would be wrong and the grader would say so."""
+    """At first another client has the only sandbox of the quota. A step whose answer was lost is not done twice;
+    otherwise the typed words would be wrong and the grader would report that."""
     faults = "fail=0.1,lose=0.1,busy=0.1,slow=0.05:0.3"
     with running_gateway(
         tmp_path, "--quota", "1", "--retry-after-s", "1", "--faults", faults, "--fault-seed", "3",
@@ -150,7 +150,7 @@ async def provider(gateway: RunningGateway) -> AsyncIterator[GatewayProvider]:
 
 
 async def answers(http: httpx.AsyncClient, url: str, limit_s: float = 60.0) -> httpx.Response:
-    """What is still starting refuses connections."""
+    """Retries, because a server that is still starting refuses connections."""
     async with asyncio.timeout(limit_s):
         while True:
             try:
@@ -179,8 +179,8 @@ async def test_a_grader_reaches_vlcs_port_inside_a_sandbox(provider: GatewayProv
 
 @pytest.mark.browser
 @pytest.mark.timeout(300)
-async def test_a_grader_looks_into_a_browser_inside_a_sandbox_as_osworlds_does(provider: GatewayProvider) -> None:
-    """By Playwright over the debugging port, as its getters do."""
+async def test_a_grader_inspects_a_browser_inside_a_sandbox_as_osworlds_grader_does(provider: GatewayProvider) -> None:
+    """Uses Playwright over the debugging port, as OSWorld's getters do."""
     from playwright.async_api import async_playwright
 
     desktop = await provider.start("r0")
@@ -235,7 +235,8 @@ TABS_AND_FILM = {
 async def test_osworlds_getters_of_browser_and_vlc_grade_inside_a_sandbox(
     provider: GatewayProvider, tmp_path: Path
 ) -> None:
-    """Its own, by Playwright and requests, at ports of this machine; and they tell a wrong page from the right one."""
+    """OSWorld's own getters use Playwright and requests, at ports of this machine. They distinguish a wrong page from
+    the right one."""
     limits = TaskLimits(setup_timeout_s=180, evaluate_timeout_s=180)
     graders = OSWorldGraders(python=find_python(), folder=tmp_path / "graders", with_ports=True)
     drivers = GuestDrivers(limits=limits, downloader=Downloader(limits), screen=SCREEN, graders=graders)
@@ -253,14 +254,14 @@ async def test_osworlds_getters_of_browser_and_vlc_grade_inside_a_sandbox(
 
 
 @pytest.mark.timeout(200)
-async def test_what_a_killed_env_server_held_is_free_again_after_its_lifetime(
+async def test_a_sandbox_of_a_killed_env_server_is_free_again_after_its_lifetime(
     gateway: RunningGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with env_server_behind(gateway, tmp_path, monkeypatch) as server:
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.get(f"{server.url}/v1/server", timeout=10)).json()["provider"] == "gateway"
         assert gateway.health()["taken"] == 1
-        await asyncio.sleep(4)  # longer than a lifetime: it is refreshed
+        await asyncio.sleep(4)  # longer than a lifetime: the env server refreshes it
         assert gateway.health()["taken"] == 1
         client = gateway.client()
         with pytest.raises(SandboxBusyError):

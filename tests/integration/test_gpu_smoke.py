@@ -1,4 +1,4 @@
-"""The GPU measurement at its smoke size, on whatever machine this is: every part runs, and what it claims holds."""
+"""The GPU measurement at its smoke size, on any machine: every part runs, and its claims hold."""
 
 from pathlib import Path
 
@@ -40,14 +40,14 @@ def test_a_part_runs_at_the_smoke_size_and_its_claims_hold(name: str, processor_
     assert EXPECTED[name] in [figure.name for figure in result.figures]
 
 
-def test_no_part_is_left_out_here() -> None:
+def test_every_part_of_the_measurement_is_tested_here() -> None:
     assert {*EXPECTED, "sglang"} == set(PARTS)
 
 
-def test_without_sglang_its_part_says_so_and_the_page_is_written_all_the_same(
+def test_without_sglang_its_part_is_reported_as_not_run_and_the_page_is_still_written(
     processor_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through processes, as on a GPU."""
+    """Runs the part in a process, as on a GPU."""
     monkeypatch.delenv("OSWORLD_SGLANG_PYTHON", raising=False)
     (result,), page = measure(["sglang"], size=SMOKE, on_done=print_results)
     assert result.status == "not run"

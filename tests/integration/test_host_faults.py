@@ -1,5 +1,5 @@
-"""What a host can lack while the env server runs: every episode ends in one clear outcome, and the server goes on, or
-ends in one clear sentence."""
+"""What a host can lack while the env server runs: every episode ends in one clear outcome, and the server continues or
+ends with one clear sentence."""
 
 import http.server
 import os
@@ -46,7 +46,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def http_to() -> Iterator[Any]:
-    """Keeps its connection, so that it needs no new one while there is none to be had."""
+    """A client that keeps its connection, so that it needs no new one while none can be opened."""
     with httpx.Client(timeout=60, trust_env=False) as client:
         yield client
 
@@ -65,7 +65,7 @@ class Client:
         )
 
     def episode(self, config: Mapping[str, Any] = TASK.config) -> float | Answer:
-        """Its reward, or the first answer that is an error."""
+        """Runs an episode, and returns its reward or the first answer that is an error."""
         status, fields = self.reset(config)
         if status != 200:
             return status, fields
@@ -80,26 +80,26 @@ class Client:
             self.post("/close", **of_episode)
 
     def begin(self) -> str:
-        """Begins an episode, once a desktop is free; its id."""
+        """Starts an episode once a desktop is free, and returns the episode's id."""
         until = time.monotonic() + RECOVERY_LIMIT_S
-        while (told := self.reset())[0] != 200:
-            assert told[1]["fault"] == "no_capacity", told
-            assert time.monotonic() < until, told
-        return told[1]["episode_id"]
+        while (reported := self.reset())[0] != 200:
+            assert reported[1]["fault"] == "no_capacity", reported
+            assert time.monotonic() < until, reported
+        return reported[1]["episode_id"]
 
     def when_free(self, config: Mapping[str, Any] = TASK.config) -> float | Answer:
-        """What `episode` gives, asked again while the desktop of the last one is still being made anew."""
+        """The result of `episode`, which is repeated while the desktop of the last episode is still being reset."""
         until = time.monotonic() + RECOVERY_LIMIT_S
-        while isinstance(told := self.episode(config), tuple) and told[1]["fault"] == "no_capacity":
-            assert time.monotonic() < until, told
-        return told
+        while isinstance(reported := self.episode(config), tuple) and reported[1]["fault"] == "no_capacity":
+            assert time.monotonic() < until, reported
+        return reported
 
     def until_it_works(self) -> None:
         until = time.monotonic() + RECOVERY_LIMIT_S
-        while (told := self.episode()) != 1.0:
-            assert isinstance(told, tuple), told
-            assert told[1]["fault"] in ("no_capacity", "env_fault", "grader_fault"), told
-            assert time.monotonic() < until, told
+        while (reported := self.episode()) != 1.0:
+            assert isinstance(reported, tuple), reported
+            assert reported[1]["fault"] in ("no_capacity", "env_fault", "grader_fault"), reported
+            assert time.monotonic() < until, reported
             time.sleep(0.2)
 
 
@@ -119,18 +119,18 @@ def no_new_files(pid: int) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
-def test_a_server_without_file_descriptors_says_so_and_recovers(
+def test_a_server_without_file_descriptors_reports_it_and_recovers(
     tmp_path: Path, images: Path, http_to: httpx.Client
 ) -> None:
     with running_env_server(tmp_path, *IMPATIENT, images=images) as server:
         client = Client(http_to, server.url)
         episode_id = client.begin()
         with no_new_files(server.process.pid):
-            status, told = client.post("/evaluate", episode_id=episode_id)
-            assert (status, told["fault"]) in ((500, "env_fault"), (500, "grader_fault")), told
+            status, reported = client.post("/evaluate", episode_id=episode_id)
+            assert (status, reported["fault"]) in ((500, "env_fault"), (500, "grader_fault")), reported
             client.post("/close", episode_id=episode_id)
-            status, told = client.reset()
-            assert (status, told["fault"]) == (503, "no_capacity"), told
+            status, reported = client.reset()
+            assert (status, reported["fault"]) == (503, "no_capacity"), reported
         client.until_it_works()
         log = server.log.read_text()
         assert "is replaced" in log
@@ -138,7 +138,7 @@ def test_a_server_without_file_descriptors_says_so_and_recovers(
         check_stop(server)
 
 
-def test_clients_leave_the_desktops_half_of_the_open_files(tmp_path: Path, images: Path, http_to: httpx.Client) -> None:
+def test_clients_use_at_most_half_of_the_open_files(tmp_path: Path, images: Path, http_to: httpx.Client) -> None:
     config = tmp_path / "server.toml"
     config.write_text("slow_client_s = 100\n")
     options = (*SMALL, "--config", str(config))
@@ -163,7 +163,7 @@ def test_clients_leave_the_desktops_half_of_the_open_files(tmp_path: Path, image
 
 
 def received(one: socket.socket) -> bytes:
-    """Nothing where the connection was reset."""
+    """The received bytes; empty if the connection was reset."""
     try:
         return one.recv(4096)
     except ConnectionError:
@@ -191,7 +191,7 @@ def in_namespace(script: str) -> tuple[str, ...]:
 
 
 def inside(server: RunningServer, script: str) -> None:
-    """Runs where the server's folders are mounted."""
+    """Runs a shell script where the server's folders are mounted."""
     folders = {"TMPDIR": str(server.temporary), "STATE": str(server.state_dir)}
     command = ["nsenter", "-t", str(server.process.pid), "-m", "sh", "-c", script]
     subprocess.run(command, check=True, env=os.environ | folders, stderr=subprocess.DEVNULL)
@@ -209,7 +209,7 @@ def inside(server: RunningServer, script: str) -> None:
     ],
     ids=["read-only", "full"],
 )
-def test_a_temporary_folder_that_takes_nothing_is_named_and_the_server_recovers(
+def test_a_temporary_folder_that_accepts_no_files_is_reported_and_the_server_recovers(
     walled: RunningServer, http_to: httpx.Client, break_it: str, mend_it: str, reason: str
 ) -> None:
     client = Client(http_to, walled.url)
@@ -220,8 +220,8 @@ def test_a_temporary_folder_that_takes_nothing_is_named_and_the_server_recovers(
     try:
         assert client.post("/evaluate", episode_id=episode_id)[1]["reward"] == 1.0
         client.post("/close", episode_id=episode_id)
-        told = client.reset()
-        assert (told[0], told[1]["fault"]) == (503, "no_capacity"), told
+        reported = client.reset()
+        assert (reported[0], reported[1]["fault"]) == (503, "no_capacity"), reported
     finally:
         inside(walled, mend_it)
     client.until_it_works()
@@ -237,10 +237,10 @@ def test_a_full_state_disk_fails_downloads_and_nothing_else(walled: RunningServe
         config = dict(TASK.config) | {"config": [download, *TASK.config["config"]]}
         inside(walled, 'cat /dev/zero > "$STATE/full" || true')
         try:
-            told = client.when_free(config)
-            assert isinstance(told, tuple), told
-            assert (told[0], told[1]["fault"]) == (500, "env_fault"), told
-            assert "cannot be kept on this server: No space left on device" in told[1]["error"]
+            reported = client.when_free(config)
+            assert isinstance(reported, tuple), reported
+            assert (reported[0], reported[1]["fault"]) == (500, "env_fault"), reported
+            assert "cannot be kept on this server: No space left on device" in reported[1]["error"]
             client.until_it_works()
         finally:
             inside(walled, 'rm "$STATE/full"')
@@ -249,7 +249,7 @@ def test_a_full_state_disk_fails_downloads_and_nothing_else(walled: RunningServe
 
 @contextmanager
 def file_server() -> Iterator[str]:
-    """The address of a file of a megabyte."""
+    """Serves a file of one megabyte, and yields its address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -274,7 +274,7 @@ def test_a_full_shared_memory_disturbs_no_episode(walled: RunningServer, http_to
     Client(http_to, walled.url).until_it_works()
 
 
-def test_a_server_that_starts_on_a_full_state_disk_ends_in_one_sentence(tmp_path: Path) -> None:
+def test_a_server_that_starts_on_a_full_state_disk_ends_with_one_sentence(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can mount file systems")
     done = subprocess.run(
@@ -307,7 +307,7 @@ for _ in range(100):
 
 @contextmanager
 def little_memory(num_bytes: int) -> Iterator[tuple[str, ...]]:
-    """The prefix of a command that shares so much memory with all that it starts."""
+    """The prefix of a command that shares `num_bytes` of memory with all processes that it starts."""
     lines = [line.split(":") for line in Path("/proc/self/cgroup").read_text().splitlines()]
     own = next((path for _, names, path in lines if names == "memory"), None)
     base = Path("/sys/fs/cgroup/memory", str(own).lstrip("/"))
@@ -328,7 +328,7 @@ def little_memory(num_bytes: int) -> Iterator[tuple[str, ...]]:
                 time.sleep(0.1)
 
 
-def test_a_desktop_that_the_machines_lack_of_memory_ends_is_a_fault_and_no_tampering(
+def test_a_desktop_killed_by_lack_of_memory_on_the_machine_is_a_fault_and_not_tampering(
     tmp_path: Path, images: Path, http_to: httpx.Client
 ) -> None:
     hogs = {"type": "launch", "parameters": {"command": ["python3", "-c", HOGS]}}
@@ -340,12 +340,12 @@ def test_a_desktop_that_the_machines_lack_of_memory_ends_is_a_fault_and_no_tampe
         client = Client(http_to, server.url)
         status, fields = client.reset(config)
         assert status == 200, fields
-        told: dict[str, Any] = {}
+        reported: dict[str, Any] = {}
         until = time.monotonic() + 30
         while status == 200:
             assert time.monotonic() < until, "the desktop lives"
-            status, told = client.post("/step", episode_id=fields["episode_id"], action=ATTACK, pause=0.1)
-        assert (status, told["fault"]) == (500, "env_fault"), told
+            status, reported = client.post("/step", episode_id=fields["episode_id"], action=ATTACK, pause=0.1)
+        assert (status, reported["fault"]) == (500, "env_fault"), reported
         client.post("/close", episode_id=fields["episode_id"])
         client.until_it_works()
         check_stop(server)
@@ -368,13 +368,13 @@ def test_a_clock_that_steps_back_an_hour_ends_no_episode(tmp_path: Path, images:
         episode_id = client.begin()
         before = server.log.read_text().splitlines()[0][:19]
         stepped.touch()
-        status, told = client.post("/step", episode_id=episode_id, action="pyautogui.press('a')", pause=0.1)
-        assert status == 200, told
+        status, reported = client.post("/step", episode_id=episode_id, action="pyautogui.press('a')", pause=0.1)
+        assert status == 200, reported
         assert client.post("/evaluate", episode_id=episode_id)[1]["reward"] == 1.0
         client.post("/close", episode_id=episode_id)
         assert client.episode() == 1.0
         stamps = [line[:19] for line in server.log.read_text().splitlines() if line[:2] == "20"]
-        # The line of the reset may be written after its answer, so no count of lines says where the step back begins.
+        # The log line of the reset may come after its answer, so no count of lines shows where the step back starts.
         after = list(dropwhile(lambda stamp: stamp >= before, stamps))
         assert after, "the server's clock has not gone back"
         assert all(stamp < before for stamp in after), "the server's clock went on"

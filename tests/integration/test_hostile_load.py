@@ -1,5 +1,5 @@
-"""Some desktops of one env server belong to policies that are hostile in every way at once; the episodes on the others
-lose nothing, the server stays small, and nothing is left. `make test-hostile` runs it long."""
+"""Some desktops of one env server belong to policies that are hostile in every way at once. The episodes on the others
+lose nothing, the server stays small, and nothing is left. `make test-hostile` runs it for longer."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ TIME_LIMIT_S = 600 + 2 * HOSTILE_S
 
 
 @pytest.mark.timeout(TIME_LIMIT_S)
-async def test_honest_episodes_lose_nothing_beside_hostile_ones(tmp_path: Path) -> None:
+async def test_honest_episodes_lose_nothing_next_to_hostile_ones(tmp_path: Path) -> None:
     options = ("--screen-size", "640x480", "--desktop-memory-mb", "512")
     with running_env_server(tmp_path, *options, num_replicas=NUM_DESKTOPS) as server:
         url, pid, num_honest = server.url, server.process.pid, NUM_DESKTOPS - NUM_HOSTILE
@@ -63,7 +63,7 @@ async def test_honest_episodes_lose_nothing_beside_hostile_ones(tmp_path: Path) 
 
 
 def check_end(server: RunningServer) -> None:
-    """It ends in order, with every process, control group and file of its desktops."""
+    """The server ends cleanly, and no process, control group or file of its desktops is left."""
     processes = {pid: started for pid in processes_below(server.process.pid) if (started := started_at(pid))}
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0, server.log.read_text()[-2000:]
@@ -76,7 +76,7 @@ def check_end(server: RunningServer) -> None:
 
 
 def started_at(pid: int) -> str | None:
-    """In ticks of the kernel, which tells a process from a later one of the same id; None where it has ended."""
+    """The start in kernel ticks, which distinguish a process from a later one of the same id; None if it ended."""
     with suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] in "ZX" else fields[19]

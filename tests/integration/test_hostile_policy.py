@@ -77,17 +77,17 @@ async def run_inside(guest: GuestClient, program: str, *, sudo: bool) -> Command
 
 
 async def grade(guest: GuestClient) -> tuple[str, bytes | None]:
-    """What a grader asks: of a file that is not there, and of one that is."""
-    told = await guest.execute("cat /home/user/answer; cat /home/user/question", shell=True)
-    return told.output, await guest.file("/home/user/answer")
+    """The requests of a grader: for a file that does not exist, and for one that exists."""
+    reported = await guest.execute("cat /home/user/answer; cat /home/user/question", shell=True)
+    return reported.output, await guest.file("/home/user/answer")
 
 
 @pytest.mark.parametrize("sudo", [False, True], ids=["user", "root"])
 async def test_desktop_programs_cannot_stop_kill_slow_or_read_the_agent(guest: GuestClient, sudo: bool) -> None:
     await guest.upload("/home/user/question", b"what?\n")
-    told = await run_inside(guest, ATTACKS, sudo=sudo)
-    answers = [line.rpartition(" ")[2] for line in told.output.splitlines()]
-    assert answers == ["refused"] * 17, told
+    reported = await run_inside(guest, ATTACKS, sudo=sudo)
+    answers = [line.rpartition(" ")[2] for line in reported.output.splitlines()]
+    assert answers == ["refused"] * 17, reported
     async with asyncio.timeout(10):
         assert await grade(guest) == ("what?\n", None)
         assert len(await guest.screenshot()) > 1000
@@ -195,7 +195,7 @@ async def test_disabling_the_desktop_from_inside_is_tampering(provider: LocalPro
     assert "replica-0" in (await desktop.cause_inside() or "")
 
 
-async def test_a_desktop_that_takes_long_to_end_is_asked_for_the_cause_when_it_has_ended(
+async def test_the_cause_is_read_when_a_desktop_that_takes_long_to_end_has_ended(
     provider: LocalProvider,
 ) -> None:
     desktop = await provider.start("replica-0")
@@ -232,7 +232,7 @@ async def ask_until_refused(ask: Callable[[int], Awaitable[object]]) -> None:
             await asyncio.sleep(0.1)
 
 
-async def test_descriptors_in_flight_do_not_disturb_a_neighbour(provider: LocalProvider) -> None:
+async def test_file_descriptors_in_flight_do_not_disturb_another_desktop(provider: LocalProvider) -> None:
     if os.geteuid() != 0:
         pytest.skip("desktops have host users of their own only where the server is root")
     hostile, neighbour = [(await provider.start(f"replica-{number}")).guest for number in range(2)]
@@ -260,7 +260,7 @@ async def test_exhausting_threads_is_tampering(
     with pytest.raises(TamperingError):
         await ask_until_refused(lambda _: guest.execute("true", shell=True))
     with pytest.raises(TamperingError, match=r"replica-0 have left no space or processes for /platform"):
-        # Each at the same time needs a connection, and each new connection a thread.
+        # Each concurrent call needs a connection, and each new connection needs a thread.
         await ask_until_refused(lambda _: asyncio.gather(*(guest.platform() for _ in range(20))))
 
 
@@ -352,7 +352,7 @@ async def test_a_slow_desktop_or_a_stopped_program_without_a_tree_is_not_tamperi
     guest = (await provider.start("replica-0")).guest
     await guest.launch(["mousepad"])
     await guest.activate_window("mousepad", by_class=True)
-    await until_idle(guest, "mousepad")  # while it starts it grabs the X server, and a grab that lasts ends the desktop
+    await until_idle(guest, "mousepad")  # while it starts it grabs the X server, and a lasting grab ends the desktop
     await guest.launch("pkill -STOP mousepad; for i in 1 2; do (while :; do :; done) & done", shell=True)
     assert "desktop-frame" in await guest.accessibility(timeout_s=60)
 

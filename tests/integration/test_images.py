@@ -59,7 +59,7 @@ def test_an_image_lists_every_package_that_is_installed_in_it(image: str, debian
     assert sum("licenses" in one for one in found) > 0.9 * len(found)
 
 
-def test_the_weights_receiver_stores_what_a_trainer_sends_and_asks_for_the_token() -> None:
+def test_the_weights_receiver_stores_what_a_trainer_sends_and_requires_the_token() -> None:
     content, name, token = b"weights" * 1000, f"receiver-{uuid4().hex[:8]}", uuid4().hex
     image = f"localhost/osworld/weights-receiver:{VERSION}"
     podman("run", "--detach", "--name", name, "--publish", "127.0.0.1::30900", "--env", f"ENGINE_TOKEN={token}", image)

@@ -1,4 +1,4 @@
-"""The whole way of a user without a checkout: the wheel with its dependencies in a fresh environment, an empty folder,
+"""All steps of a user without a checkout: the wheel with its dependencies in a fresh environment, an empty folder,
 `init`, `setup`, the smoke recipe on real desktops, Dagster's pages. Takes minutes and a package index: `make
 test-install`."""
 
@@ -44,13 +44,13 @@ def project(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def test_set_up_needs_nothing_else(installed: Installed, project: Path) -> None:
+def test_set_up_needs_nothing_besides_the_installed_wheel(installed: Installed, project: Path) -> None:
     done = installed.command("setup", cwd=project)
     assert done.returncode == 0, done.stderr
     assert "debian: installed" in done.stderr
 
 
-def test_every_stage_runs_on_real_desktops_and_doctor_agrees(installed: Installed, project: Path) -> None:
+def test_every_stage_runs_on_real_desktops_and_doctor_reports_success(installed: Installed, project: Path) -> None:
     done = installed.command("demo", "--recipe", "recipe.toml", "--json", cwd=project, limit_s=DEMO_LIMIT_S)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert [sum(score["outcomes"].values()) for score in json.loads(done.stdout)["scores"]] == [2, 2, 2, 2]

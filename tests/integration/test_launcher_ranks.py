@@ -1,4 +1,4 @@
-"""Ranks on one machine under torchrun: whoever is told to stop, or killed, nothing of a program is left."""
+"""Ranks on one machine under torchrun: if any of the processes is stopped or killed, nothing of the program is left."""
 
 import json
 import os
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run_ranks(job: dict[str, Any], scratch: Path, *, num_ranks: int = 2) -> subprocess.Popen[bytes]:
-    """As the local launcher starts them: the job in a file without a name."""
+    """Starts the ranks as the local launcher does, with the job in an unnamed file."""
     with tempfile.TemporaryFile() as stdin:
         stdin.write(json.dumps(job).encode())
         stdin.flush()
@@ -43,7 +43,7 @@ def test_the_error_of_the_rank_that_failed_is_reported(tmp_path: Path):
     assert marked(mark) == []
 
 
-def test_a_killed_rank_ends_them_all_and_may_be_tried_again(tmp_path: Path):
+def test_a_killed_rank_ends_all_ranks_and_its_failure_is_retryable(tmp_path: Path):
     mark = new_mark()
     process = run_ranks({"act": "wait", "mark": mark}, tmp_path)
     pids = wait_until(lambda: found if len(found := marked(mark)) == 2 else None, "two ranks run")
@@ -64,7 +64,7 @@ def test_ranks_die_with_a_killed_torchrun(tmp_path: Path):
     wait_until(lambda: not marked(mark), "no rank is left", limit_s=10)
 
 
-def test_a_cancelled_step_stops_every_rank_in_order_and_is_not_retried(tmp_path: Path):
+def test_a_cancelled_step_lets_every_rank_clean_up_and_is_not_retried(tmp_path: Path):
     mark = new_mark()
     job = {"act": "wait", "mark": mark, "clean_up": str(tmp_path / "clean")}
     launch = start_launch(tmp_path / "state", {"local": {}}, "launched.program", job, num_processes=2)

@@ -61,7 +61,7 @@ def painted(folder: Path, *, num_replicas: int = 2) -> Iterator[Server]:
 
 @contextmanager
 def viewer(state: StateDir, *urls: str) -> Iterator[str]:
-    """Its address."""
+    """Starts the viewer, and yields its address."""
     options = [word for url in urls for word in ("--env-server-url", url)]
     command = [
         sys.executable, "-m", "osworld_pipeline.cli", "view", "--state", str(state.root), "--port", "0", *options,

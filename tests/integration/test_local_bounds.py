@@ -1,4 +1,4 @@
-"""What a local desktop cannot do to its host, and how it runs where there are no walls at all."""
+"""What a local desktop cannot do to its host, and how it runs where no sandbox is possible."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ async def bounded(provider: LocalProvider) -> LocalDesktop:
     return desktop
 
 
-async def test_a_program_that_takes_too_much_memory_dies_and_its_desktop_lives(provider: LocalProvider) -> None:
+async def test_a_program_that_takes_too_much_memory_dies_and_its_desktop_stays_alive(provider: LocalProvider) -> None:
     desktop = await bounded(provider)
     done = await desktop.guest.execute(["python3", "-c", _HOG, "2000", "1"], timeout_s=30)
     assert done.returncode == -9
@@ -63,7 +63,7 @@ async def test_a_program_that_takes_too_much_memory_dies_and_its_desktop_lives(p
 
 
 async def overfill(desktop: LocalDesktop) -> None:
-    """With many programs, each smaller than the screen's server, which therefore goes first."""
+    """Fills the memory with many programs, each smaller than the X server, which is therefore killed first."""
     await desktop.guest.execute(["python3", "-c", _HOG, "25", "100"], timeout_s=20)
     for _ in range(100):
         await desktop.guest.screenshot(timeout_s=5)
@@ -80,7 +80,7 @@ async def test_a_desktop_that_exceeds_its_memory_as_a_whole_is_a_fault_and_comes
     assert await desktop.guest.platform() == "Linux"
 
 
-async def test_all_of_a_desktops_processes_are_counted_root_included(provider: LocalProvider) -> None:
+async def test_all_processes_of_a_desktop_are_counted_including_those_of_root(provider: LocalProvider) -> None:
     desktop = await bounded(provider)
     bomb = "import os, time\nn = 0\ntry:\n  while os.fork(): n += 1\n  time.sleep(60)\nexcept OSError: print(n)\n"
     done = await desktop.guest.execute(
@@ -109,7 +109,7 @@ print(used.ru_utime + used.ru_stime)
 
 
 async def spin(desktop: LocalDesktop, *, num_sessions: int, seconds: float) -> float:
-    """Seconds of CPU time."""
+    """Spins in `num_sessions` sessions, and returns the seconds of CPU time."""
     argv = ["python3", "-c", _SPIN, str(num_sessions), str(seconds)]
     return float((await desktop.guest.execute(argv, timeout_s=60)).output)
 
@@ -121,7 +121,7 @@ async def two_weighed(provider: LocalProvider) -> tuple[LocalDesktop, LocalDeskt
     return desktops
 
 
-async def test_a_neighbour_of_many_spinning_sessions_gets_a_fair_part(provider: LocalProvider) -> None:
+async def test_a_desktop_next_to_many_spinning_sessions_gets_a_fair_share_of_cpu_time(provider: LocalProvider) -> None:
     hostile, neighbour = await two_weighed(provider)
     taken_s, left_s = await asyncio.gather(
         spin(hostile, num_sessions=40, seconds=0.8), spin(neighbour, num_sessions=1, seconds=0.8)
@@ -129,7 +129,7 @@ async def test_a_neighbour_of_many_spinning_sessions_gets_a_fair_part(provider: 
     assert left_s > taken_s / 4
 
 
-async def test_a_desktop_that_spins_next_to_idle_ones_gets_what_others_leave(
+async def test_a_desktop_that_spins_next_to_idle_ones_gets_only_the_cpu_time_that_they_leave(
     provider: LocalProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_shares, "FLOOR_CPUS", 0.05)  # other tests may use the rest of this machine
@@ -139,7 +139,7 @@ async def test_a_desktop_that_spins_next_to_idle_ones_gets_what_others_leave(
     spinning = asyncio.create_task(spin(hostile, num_sessions=1, seconds=2.0))
     try:
         async with asyncio.timeout(20):
-            while not any(map(has_small_weight, groups[0].folders)):  # noqa: ASYNC110 - the kernel tells no one
+            while not any(map(has_small_weight, groups[0].folders)):  # noqa: ASYNC110 - the kernel sends no event
                 await asyncio.sleep(0.02)
         sharing.cancel()
         began_s = groups[0].cpu_time_s() or 0.0
@@ -157,7 +157,7 @@ def has_small_weight(folder: Path) -> bool:
     )
 
 
-async def test_the_agent_goes_before_the_programs_of_its_desktop_and_root_cannot_change_that(
+async def test_the_agent_has_priority_over_the_programs_of_its_desktop_and_root_cannot_change_that(
     provider: LocalProvider,
 ) -> None:
     desktop = await bounded(provider)
@@ -181,7 +181,7 @@ async def test_a_quota_of_cpu_time_holds_on_an_idle_machine(tmp_path: Path) -> N
         await provider.close()
 
 
-async def test_a_quota_that_cannot_be_kept_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quota_that_cannot_be_enforced_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.Bounds, "open", lambda limits: Bounds(limits, version=0, bases=(), why_not="none here"))
     provider = LocalProvider(images=tmp_path, screen_size=(640, 480), max_cpus=0.2)
     with pytest.raises(DependencyError, match=r"local.max_cpus cannot be enforced here .*none here"):
@@ -190,7 +190,7 @@ async def test_a_quota_that_cannot_be_kept_is_an_error(tmp_path: Path, monkeypat
 
 
 @pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="no filter for this machine")
-async def test_what_no_desktop_needs_is_denied_to_its_user_and_to_its_root(provider: LocalProvider) -> None:
+async def test_system_calls_that_no_desktop_needs_are_denied_to_user_and_root(provider: LocalProvider) -> None:
     guest = (await provider.start("replica-0")).guest
     code = (
         "import ctypes, os, osworld_guest.seccomp as s; c = ctypes.CDLL(None, use_errno=True).syscall; "
@@ -240,22 +240,22 @@ def plain_host(tmp_path: Path) -> list[str]:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user here")
     packages = next(path for path in sys.path if path.endswith("site-packages"))
-    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    unprivileged = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     no_namespaces = ("bwrap", "--unshare-user", "--disable-userns", "--die-with-parent", "--dev-bind", "/", "/")
     environment = ("env", "-i", "PATH=/usr/bin:/bin", f"PYTHONPATH={REPOSITORY}:{packages}")
-    if subprocess.run([*as_nobody, "test", "-r", f"{packages}/httpx/__init__.py"], check=False).returncode:
+    if subprocess.run([*unprivileged, "test", "-r", f"{packages}/httpx/__init__.py"], check=False).returncode:
         pytest.skip("this environment is hidden from other users")
-    if subprocess.run([*as_nobody, *no_namespaces, "true"], capture_output=True, check=False).returncode:
+    if subprocess.run([*unprivileged, *no_namespaces, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this bubblewrap cannot forbid namespaces")
-    python = [*environment, *as_nobody, *no_namespaces, "/usr/bin/python3", "-B"]
+    python = [*environment, *unprivileged, *no_namespaces, "/usr/bin/python3", "-B"]
     version = subprocess.run([*python, "-c", "import httpx"], capture_output=True, check=False)
     if version.returncode:
         pytest.skip("the system's Python cannot load this environment's packages")
     return [*python, "-c", _PLAIN_HOST]
 
 
-def left_of_nobody() -> tuple[list[str], list[str]]:
-    """Processes that run, and desktops' folders."""
+def left_of_unprivileged_user() -> tuple[list[str], list[str]]:
+    """Running processes of the unprivileged user, and folders of its desktops."""
     listing = subprocess.run(
         ["ps", "-u", str(NOBODY), "-o", "stat=,args="], capture_output=True, text=True, check=False
     ).stdout
@@ -265,13 +265,13 @@ def left_of_nobody() -> tuple[list[str], list[str]]:
 
 def await_end(before: tuple[list[str], list[str]]) -> None:
     until = time.monotonic() + 10
-    while left_of_nobody() != before:
-        assert time.monotonic() < until, left_of_nobody()
+    while left_of_unprivileged_user() != before:
+        assert time.monotonic() < until, left_of_unprivileged_user()
         time.sleep(0.1)
 
 
-def test_without_namespaces_a_desktop_runs_only_where_told_and_leaves_nothing(plain_host: list[str]) -> None:
-    before = left_of_nobody()
+def test_without_namespaces_a_desktop_runs_only_where_that_is_allowed_and_leaves_nothing(plain_host: list[str]) -> None:
+    before = left_of_unprivileged_user()
     with tempfile.TemporaryDirectory() as images:
         os.chown(images, NOBODY, NOBODY)
         refused = subprocess.run(
@@ -291,14 +291,14 @@ def test_without_namespaces_a_desktop_runs_only_where_told_and_leaves_nothing(pl
             try:
                 assert host.stdout is not None
                 assert [host.stdout.readline() for _ in range(2)][1] == "forgotten None\n"
-                assert len(left_of_nobody()[0]) > len(before[0]) + 5
+                assert len(left_of_unprivileged_user()[0]) > len(before[0]) + 5
             finally:
                 # Leaving the block waits for the process, without a limit.
                 host.kill()
         await_end(before)
 
 
-async def test_root_never_runs_a_desktop_without_walls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_root_never_runs_a_desktop_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("this is no root")
 

@@ -1,4 +1,4 @@
-"""The local desktop as it is: real programs in a real sandbox, seen through the guest protocol."""
+"""The real local desktop: real programs in a real sandbox, used through the guest protocol."""
 
 import asyncio
 import io
@@ -62,7 +62,7 @@ async def shell(guest: GuestClient, command: str, *, timeout_s: float = 30.0) ->
 
 
 async def open_terminal(guest: GuestClient) -> None:
-    """By the keys a person would press; returns when its prompt is there."""
+    """Opens a terminal with the keys that a person would press. Returns when its prompt is shown."""
     await guest.act([call("hotkey", "ctrl", "alt", "t")])
 
     async def has_prompt() -> bool:
@@ -80,7 +80,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def left_on_the_host(images: Path) -> tuple[list[int], str, list[str], list[str]]:
-    """Processes, mounts and control groups, folders of ours in the temporary folder, what lies beside the image."""
+    """Processes, mounts and control groups, our folders in the temporary folder, and the files next to the image."""
     folders = sorted(name for name in os.listdir(tempfile.gettempdir()) if name.startswith("desktop-"))
     mounts = Path("/proc/mounts").read_text() + "".join(map(str, control_groups(os.getpid())))
     return descendants(os.getpid()), mounts, folders, sorted(os.listdir(images))
@@ -109,7 +109,7 @@ async def test_the_mouse_cursor_is_in_the_screenshot(guest: GuestClient) -> None
     assert before.crop(box).tobytes() != after.crop(box).tobytes()
 
 
-async def test_many_clients_look_while_one_acts(guest: GuestClient) -> None:
+async def test_many_clients_take_screenshots_while_one_acts(guest: GuestClient) -> None:
     async def look() -> None:
         for _ in range(100):
             assert await guest.screenshot("jpeg")
@@ -150,7 +150,7 @@ async def test_every_printable_character_typed_into_an_editor_is_saved(guest: Gu
     assert ((await guest.file("/home/user/Documents/note.txt")) or b"").decode().rstrip("\n") == text.rstrip("\n")
 
 
-async def test_more_strange_characters_than_spare_keys_arrive_in_order(guest: GuestClient) -> None:
+async def test_more_unmapped_characters_than_spare_keys_are_typed_in_order(guest: GuestClient) -> None:
     await open_terminal(guest)
     text = "".join(chr(point) for point in range(0x4E00, 0x4E00 + 180))
     await guest.act([call("write", "cat > /tmp/typed\n"), call("sleep", 0.5)])
@@ -182,7 +182,7 @@ async def test_a_click_presses_the_button_under_it(guest: GuestClient) -> None:
     await until(is_answered, "the click")
 
 
-async def test_terminal_answers_what_the_terminal_shows(guest: GuestClient) -> None:
+async def test_terminal_call_returns_the_text_that_the_terminal_shows(guest: GuestClient) -> None:
     assert await guest.terminal() is None
     await open_terminal(guest)
     await guest.act([call("write", "echo $((6*7))\n")])
@@ -193,7 +193,7 @@ async def test_terminal_answers_what_the_terminal_shows(guest: GuestClient) -> N
     await until(shows, "the answer in the terminal")
 
 
-async def test_a_refused_call_does_nothing_of_its_list(guest: GuestClient) -> None:
+async def test_no_call_of_a_list_is_carried_out_when_one_is_refused(guest: GuestClient) -> None:
     await guest.act([call("moveTo", 10, 10)])
     with pytest.raises(ActionParseError, match="no call 'exec'"):
         await guest.act([call("moveTo", 300, 300), call("exec", "rm -rf /")])
@@ -253,7 +253,7 @@ async def test_sudo_passes_input_output_status_and_folder(guest: GuestClient) ->
     assert (await guest.execute("sudo no-such-program", shell=True)).returncode == 1
 
 
-async def test_root_may_what_the_user_may_not(guest: GuestClient) -> None:
+async def test_root_may_do_what_the_user_may_not(guest: GuestClient) -> None:
     for command in ("mkdir /test", "touch /etc/x", "touch /usr/local/bin/x", "ls /root"):
         assert "Permission denied" in (await guest.execute(command, shell=True)).error, command
     await shell(guest, "echo password | sudo -S mkdir /test")
@@ -264,7 +264,7 @@ async def test_root_may_what_the_user_may_not(guest: GuestClient) -> None:
     assert await shell(guest, "ls ~/Desktop; stat -c %a ~/Desktop/b") == "b\nc\n777"
 
 
-async def test_sudo_in_a_terminal_asks_without_an_echo(guest: GuestClient) -> None:
+async def test_sudo_in_a_terminal_reads_the_password_without_an_echo(guest: GuestClient) -> None:
     await open_terminal(guest)
     await guest.act([call("write", "sudo touch /done\n")])
 
@@ -299,7 +299,7 @@ async def test_commands_see_the_desktop_that_osworlds_tasks_expect(guest: GuestC
     assert (await guest.run_python("print(1+1)")).output == "2\n"
 
 
-async def test_pyautogui_in_the_guest_types_what_it_is_asked_to(guest: GuestClient) -> None:
+async def test_pyautogui_in_the_guest_types_the_given_text(guest: GuestClient) -> None:
     await open_terminal(guest)
     lines = ("import pyautogui as p", "p.write('cat > /tmp/p\\n')", "p.sleep(.5)", "p.write('<a href=\"é\">\\n')")
     code = "; ".join((*lines, "p.hotkey('ctrl', 'd')"))
@@ -311,7 +311,7 @@ async def test_pyautogui_in_the_guest_types_what_it_is_asked_to(guest: GuestClie
     await until(is_written, "the text")
 
 
-async def test_a_program_left_in_the_background_does_not_hold_the_answer(guest: GuestClient) -> None:
+async def test_a_program_left_in_the_background_does_not_delay_the_answer(guest: GuestClient) -> None:
     started = time.monotonic()
     done = await guest.execute("nohup sleep 60 & echo started", shell=True, setup=True)
     assert (done.output, time.monotonic() - started < 5) == ("started\n", True)
@@ -322,7 +322,7 @@ async def test_a_program_left_in_the_background_does_not_hold_the_answer(guest: 
     await until(runs_on, "the program in the background")
 
 
-async def test_a_command_without_end_ends_at_its_limit(guest: GuestClient) -> None:
+async def test_an_endless_command_ends_at_its_time_limit(guest: GuestClient) -> None:
     done = await guest.execute("echo begun; sleep 60", shell=True, timeout_s=0.5)
     assert (done.status, done.returncode, done.output) == ("error", -1, "begun\n")
     assert "timed out" in done.error
@@ -333,7 +333,7 @@ async def test_a_command_without_end_ends_at_its_limit(guest: GuestClient) -> No
     await until(is_gone, "the end of sleep")
 
 
-async def test_files_go_in_and_come_out(guest: GuestClient) -> None:
+async def test_files_are_uploaded_and_downloaded(guest: GuestClient) -> None:
     data = bytes(range(256)) * 1000 + b"\r\n--boundary\r\n"
     await guest.upload("/home/user/new/folder/data.bin", data)
     assert await guest.file("~/new/folder/data.bin") == data
@@ -371,7 +371,7 @@ _GUEST_VARIABLES = {
 }
 
 
-async def test_neither_user_nor_root_of_the_guest_can_lift_its_walls(guest: GuestClient) -> None:
+async def test_neither_user_nor_root_of_the_guest_can_weaken_its_sandbox(guest: GuestClient) -> None:
     assert (await guest.execute("unshare --user true", shell=True)).returncode != 0
     await shell(guest, "echo password | sudo -S true")
     for command in (
@@ -386,7 +386,7 @@ async def test_neither_user_nor_root_of_the_guest_can_lift_its_walls(guest: Gues
         assert (await guest.execute(command, shell=True)).returncode != 0, command
 
 
-async def test_a_fork_bomb_and_a_filled_disk_stay_inside(desktop: LocalDesktop) -> None:
+async def test_a_fork_bomb_and_a_filled_disk_are_confined_to_the_desktop(desktop: LocalDesktop) -> None:
     bomb = (
         "import os, time\nn = 0\ntry:\n  while n < 3000:\n    n += 1\n    if os.fork() == 0: time.sleep(60)\n"
         "except BlockingIOError: print(n)\n"
@@ -460,7 +460,7 @@ async def test_a_cancelled_start_leaves_nothing(images: Path) -> None:
         except asyncio.CancelledError:
             num_cancelled += 1
         else:
-            await desktop.stop()  # on a quick machine the start was over first
+            await desktop.stop()  # on a fast machine the start had ended first
     assert num_cancelled >= 2
     await provider.close()
 
@@ -471,7 +471,7 @@ async def test_a_cancelled_start_leaves_nothing(images: Path) -> None:
 
 
 async def until_ended(pids: list[int]) -> None:
-    """A process closes its files, which is what `stop` waits for, a moment before it counts as ended."""
+    """Waits, because a process closes its files, on which `stop` waits, a moment before it counts as ended."""
 
     async def have_ended() -> bool:
         return not any(map(is_running, pids))
@@ -525,7 +525,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_killed_host_takes_its_desktops_with_it(images: Path) -> None:
+async def test_desktops_of_a_killed_host_process_end_with_it(images: Path) -> None:
     host = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _HOST, str(images), "60"), stdout=asyncio.subprocess.PIPE, cwd=REPOSITORY
     )

@@ -1,4 +1,4 @@
-"""What the guest agent of a local desktop offers beyond clicks: pictures, recordings, files that resist, a browser."""
+"""What the guest agent of a local desktop offers beyond clicks: pictures, recordings, unreadable files, a browser."""
 
 import asyncio
 import io
@@ -29,7 +29,7 @@ async def guest(tmp_path: Path) -> AsyncIterator[GuestClient]:
 
 
 async def test_a_png_is_the_screen_to_the_last_pixel(guest: GuestClient) -> None:
-    """Against another program's look at the same screen."""
+    """Compares it with a screenshot of the same screen by another program."""
     await guest.launch(["xterm", "-e", "cat /usr/share/common-licenses/GPL-3; sleep 60"])
     await guest.activate_window("xterm", by_class=True)
     await asyncio.sleep(0.5)
@@ -42,7 +42,7 @@ async def test_a_png_is_the_screen_to_the_last_pixel(guest: GuestClient) -> None
     assert max(box[2] - box[0], box[3] - box[1]) < 40  # the mouse cursor, which only ours shows
 
 
-async def test_quality_makes_lossy_pictures_smaller_and_nonsense_is_refused(guest: GuestClient) -> None:
+async def test_lower_quality_makes_lossy_pictures_smaller_and_invalid_options_are_refused(guest: GuestClient) -> None:
     for image_format in ("jpeg", "webp"):
         sizes = [len(await guest.screenshot(image_format, quality=quality)) for quality in (10, 50, 100)]
         assert sizes == sorted(set(sizes)), image_format
@@ -65,7 +65,7 @@ async def test_a_recording_shows_what_happened(guest: GuestClient, tmp_path: Pat
     video.write_bytes(await guest.end_recording())
     seconds, width, height = _probe(video)
     assert 0.7 < seconds < 5
-    assert (width, height) == (1024, 768)  # even, as players want it
+    assert (width, height) == (1024, 768)  # even numbers, as video players require
     first, last = _frame(video, "0"), _frame(video, f"{seconds - 0.3:.2f}")
     assert first.size == last.size == (1024, 768)
     assert first.tobytes() != last.tobytes()
@@ -100,7 +100,7 @@ def _frame(video: Path, at: str) -> Image.Image:
     return Image.open(io.BytesIO(done.stdout)).convert("RGB")
 
 
-async def test_files_and_folders_that_resist_are_told_without_a_fault(guest: GuestClient) -> None:
+async def test_unreadable_files_and_folders_are_reported_without_a_fault(guest: GuestClient) -> None:
     assert await guest.file("/etc/shadow") is None
     assert await guest.list_directory("/root") is None
     assert await guest.file(f"/tmp/{'a' * 300}") is None
@@ -116,7 +116,7 @@ async def test_files_and_folders_that_resist_are_told_without_a_fault(guest: Gue
     assert found["closed"]["children"] == []
     assert found["loop"]["type"] == "file"
     assert await guest.file("/home/user/Desktop/pipe") is None
-    assert await guest.list_directory("/") is None  # more than anybody would grade
+    assert await guest.list_directory("/") is None  # more than any task grades
     assert await guest.platform() == "Linux"
 
 

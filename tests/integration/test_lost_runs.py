@@ -63,7 +63,7 @@ CASES = (
         program="evaluate",
         op="evaluate_on_tasks",
         request={"checkpoint_id": CHECKPOINT},
-        overrides={"evaluation": {"seeds": [7]}},  # the sensor evaluates with the recipe's own
+        overrides={"evaluation": {"seeds": [7]}},  # the sensor evaluates with the recipe's own seeds
     ),
     Case(job=COLLECT_ROLLOUTS, program="collect", op="collect_on_tasks", request={"checkpoint_id": ORACLE}),
     Case(job="rank"),
@@ -103,8 +103,8 @@ class Deployment:
         return run_id
 
     def _victim(self, case: Case, seen: set[str]) -> tuple[str, int] | None:
-        """A run with its process, once it is where the case wants it to be killed. A run that is killed before it is
-        STARTED would end only after start_timeout_seconds."""
+        """A run with its process, once the run has reached the point where the case kills it. A run that is killed
+        before it is STARTED would end only after start_timeout_seconds."""
         waiting = parents_of(f"osworld_pipeline.runs {case.program}", self.home) if case.program else None
         for run in self.runs(case):
             process = self._process_of(run.run_id)
@@ -154,7 +154,7 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Depl
             daemon.wait(STOP_LIMIT_S)
 
 
-def test_a_run_of_each_named_job_whose_process_was_killed_is_started_again_and_ends(deployment: Deployment) -> None:
+def test_a_run_of_each_named_job_whose_process_is_killed_is_started_again_and_succeeds(deployment: Deployment) -> None:
     assert {case.job for case in CASES} == {job.name for job in JOBS}
     for case in CASES:
         began = time.monotonic()
@@ -185,7 +185,7 @@ def within(limit_s: float, answer: Callable[[], Any]) -> Any:
 
 
 def parents_of(words: str, folder: Path) -> set[int]:
-    """The processes that started such programs in this folder."""
+    """The processes that started programs with `words` in their command line in this folder."""
     found: set[int] = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The command line as a program meets it: with --json an answer is JSON, and so is an error, with its exit status."""
+"""The command line as a program uses it: with --json an answer is JSON, and so is an error, with its exit status."""
 
 import importlib.metadata
 import json
@@ -24,7 +24,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def answers(folder: Path, *calls: list[str]) -> list[Any]:
-    """Of several calls with --json, in one process: most of a call's time is its imports."""
+    """The answers of several calls with --json in one process, because most of a call's time is its imports."""
     code = (
         "import json, sys\n"
         "from functools import partial\n"
@@ -42,9 +42,9 @@ def answers(folder: Path, *calls: list[str]) -> list[Any]:
 
 def error(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.stdout == ""
-    told = json.loads(done.stderr)["error"]
-    assert told["exit_status"] == done.returncode
-    return told
+    reported = json.loads(done.stderr)["error"]
+    assert reported["exit_status"] == done.returncode
+    return reported
 
 
 def test_answers_are_json(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_server_first_prints_one_line_that_names_its_address_and_process(tmp_p
         (["sglang-cpu", "checkpoint", "--env", "env", "--", "--host", "0.0.0.0", "--port=3"], "http://127.0.0.1:3"),
     ],
 )
-def test_a_program_in_the_commands_place_prints_to_standard_error(tmp_path: Path, words: list[str], url: str) -> None:
+def test_a_program_that_replaces_the_command_prints_to_stderr(tmp_path: Path, words: list[str], url: str) -> None:
     assert run(tmp_path, "init").returncode == 0
     (tmp_path / "env" / "bin").mkdir(parents=True)
     (tmp_path / "env" / "bin" / "python").touch()
@@ -125,25 +125,25 @@ def test_a_program_in_the_commands_place_prints_to_standard_error(tmp_path: Path
 
 
 def test_an_error_is_an_object_with_its_type_and_exit_status(tmp_path: Path) -> None:
-    told = error(run(tmp_path, "query", "SELECT 1", "--json"))
-    assert told["type"] == "StoreError"
-    assert "osworld-pipeline demo --state" in told["message"]
-    assert told["exit_status"] == 1
+    reported = error(run(tmp_path, "query", "SELECT 1", "--json"))
+    assert reported["type"] == "StoreError"
+    assert "osworld-pipeline demo --state" in reported["message"]
+    assert reported["exit_status"] == 1
 
 
-def test_a_wrong_option_is_an_object_too(tmp_path: Path) -> None:
-    told = error(run(tmp_path, "doctor", "--role", "cook", "--json"))
-    assert told["exit_status"] == 2
-    assert "no role named 'cook'" in told["message"]
+def test_an_error_for_a_wrong_option_is_an_object_too(tmp_path: Path) -> None:
+    reported = error(run(tmp_path, "doctor", "--role", "cook", "--json"))
+    assert reported["exit_status"] == 2
+    assert "no role named 'cook'" in reported["message"]
     assert error(run(tmp_path, "query", "--json"))["exit_status"] == 2
 
 
-def test_without_json_people_see_what_they_saw(tmp_path: Path) -> None:
+def test_without_json_an_error_is_printed_as_text(tmp_path: Path) -> None:
     done = run(tmp_path, "query", "SELECT 1")
     assert done.stderr.startswith("StoreError: there is no state folder")
 
 
-def test_the_status_of_doctor_is_the_roles_and_looking_makes_nothing(tmp_path: Path) -> None:
+def test_the_exit_status_of_doctor_is_that_of_the_role_and_doctor_creates_no_files(tmp_path: Path) -> None:
     done = run(tmp_path, "doctor", "--role", "sglang")
     assert done.returncode == 1
     assert "setup sglang --folder" in done.stdout
@@ -165,7 +165,7 @@ def test_doctor_loads_neither_torch_nor_dagster_and_names_every_role(tmp_path: P
     assert [role for role in ROLES if role not in text] == []
 
 
-def test_every_program_tells_its_version(tmp_path: Path) -> None:
+def test_every_program_prints_its_version(tmp_path: Path) -> None:
     programs = {
         "osworld-pipeline": "osworld_pipeline.cli",
         "env-server": "env_server.main",
@@ -179,7 +179,7 @@ def test_every_program_tells_its_version(tmp_path: Path) -> None:
         assert done.stdout == f"{program} {importlib.metadata.version('osworld-pipeline')}\n"
 
 
-def test_a_defect_is_one_sentence_and_its_traceback_a_file(tmp_path: Path) -> None:
+def test_a_defect_prints_one_sentence_and_writes_its_traceback_to_a_file(tmp_path: Path) -> None:
     done = defect(tmp_path)
     kind, _, rest = done.stderr.partition(": ")
     assert (done.returncode, kind) == (1, "InternalError")
@@ -198,10 +198,10 @@ def test_debug_prints_the_traceback_of_a_defect_and_of_an_error(tmp_path: Path) 
     assert "StoreError: there is no state folder" in refused.stderr.splitlines()[-1]
 
 
-def test_a_missing_package_is_an_object_that_names_its_extra(tmp_path: Path) -> None:
-    told = error(without(tmp_path, "duckdb", "query", "SELECT 1", "--json"))
-    assert told["type"] == "DependencyError"
-    assert "duckdb is not installed here; run" in told["message"]
+def test_an_error_for_a_missing_package_is_an_object_that_names_its_extra(tmp_path: Path) -> None:
+    reported = error(without(tmp_path, "duckdb", "query", "SELECT 1", "--json"))
+    assert reported["type"] == "DependencyError"
+    assert "duckdb is not installed here; run" in reported["message"]
 
 
 def test_a_server_without_its_extra_names_it(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_server_without_its_extra_names_it(tmp_path: Path) -> None:
 
 
 def defect(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """A command whose function raises what it should not."""
+    """Runs a command whose function raises an unexpected exception."""
     code = (
         "import sys; sys.argv = ['osworld-pipeline', 'recipes', *sys.argv[1:]]\n"
         "import osworld_pipeline.cli, osworld_pipeline.recipes\n"
@@ -226,7 +226,7 @@ def defect(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def without(folder: Path, package: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command in a Python that lacks a package."""
+    """Runs a command in a Python that lacks a package."""
     (folder / "var").mkdir()
     code = (
         "import sys; sys.argv = ['osworld-pipeline', *sys.argv[1:]]\n"

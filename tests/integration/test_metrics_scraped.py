@@ -1,4 +1,4 @@
-"""Prometheus' view of a real program that runs."""
+"""What Prometheus scrapes from a real program that runs."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from osworld_pipeline.wire.metrics_endpoint import VARIABLE
 
 
 @pytest.mark.slow
-def test_a_training_is_scraped_while_it_runs_by_the_address_in_its_state(tmp_path: Path) -> None:
+def test_a_running_training_is_scraped_at_the_address_in_its_state(tmp_path: Path) -> None:
     job = prepare(tmp_path)
     folder = StateDir(tmp_path).metrics_targets
     training = start(job, {VARIABLE: "0"})

@@ -1,5 +1,5 @@
-"""docs/one-node.md at the size of this machine: the node's recipe trains with two ranks beside two sglang servers that
-it launches, loses a server and a rank on the way, and ends with evaluated checkpoints."""
+"""docs/one-node.md at the size of this machine: the node's recipe trains with two ranks next to two sglang servers that
+it launches, loses a server and a rank during the run, and ends with evaluated checkpoints."""
 
 import os
 import shutil
@@ -60,7 +60,7 @@ def below(pid: int) -> dict[int, str]:
 
 
 def one_of(process: "subprocess.Popen[bytes]", is_wanted: Callable[[str], bool], limit_s: float) -> int:
-    """Waits for such a process below."""
+    """Waits for a descendant process whose command line is wanted, and returns its id."""
     until = time.monotonic() + limit_s
     while time.monotonic() < until:
         found = [pid for pid, line in below(process.pid).items() if is_wanted(line)]
@@ -80,7 +80,7 @@ def wait_for(log: Path, text: str, process: "subprocess.Popen[bytes]", limit_s: 
 
 
 @pytest.mark.parametrize("weights", ["folder", "broadcast"])
-def test_the_road_of_one_node_survives_the_loss_of_a_server_and_of_a_rank(tmp_path: Path, weights: str) -> None:
+def test_training_on_one_node_survives_the_loss_of_a_server_and_of_a_rank(tmp_path: Path, weights: str) -> None:
     if not os.environ.get("OSWORLD_SGLANG"):
         pytest.skip("takes minutes and an environment of its own: make test-sglang")
     shutil.copy(ROOT / "dagster.yaml", tmp_path)

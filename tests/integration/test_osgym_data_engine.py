@@ -53,7 +53,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def wait_until_all_are_free(server: RunningServer) -> None:
-    """A desktop that was given back is reset first."""
+    """Waits until all desktops are free, because a returned desktop is reset first."""
     deadline = time.monotonic() + 30
     while httpx.get(f"{server.url}/health", timeout=10, trust_env=False).json()["free"] != 2:
         assert time.monotonic() < deadline
@@ -79,7 +79,7 @@ def test_dataloader_on_real_desktops_feeds_a_training_step(
     steps_of: dict[str, int] = {}
 
     def act(batch: Batch) -> Batch:
-        """Worker 0 knows the task, worker 1 gives up at once."""
+        """Worker 0 solves the task, worker 1 gives up at once."""
         responses = torch.full((len(batch["worker_id"]), R), processor.tokenizer.pad_token_id)
         for row, worker_id in enumerate(batch["worker_id"]):
             uid = batch["meta_info"][row]["uid"]

@@ -1,5 +1,5 @@
 """The examples of docs/evaluators.md on real desktops: a metric scores what the page says, and a misspelt task is
-refused over HTTP with the names that there are."""
+refused over HTTP with the available names."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -58,7 +58,7 @@ async def score(client: EnvClient, evaluator: Mapping[str, Any]) -> float:
         await desktop.close()
 
 
-async def test_examples_of_metrics_score_what_they_say(server_url: str) -> None:
+async def test_examples_of_metrics_score_what_the_page_says(server_url: str) -> None:
     examples = [METRICS[name].example for name in FULFILLED]
     together = {key: [one.get(key, {}) for one in examples] for key in ("func", "result", "expected", "options")}
     async with EnvClient(server_url) as client:
@@ -66,7 +66,7 @@ async def test_examples_of_metrics_score_what_they_say(server_url: str) -> None:
         assert {name: await score(client, METRICS[name].example) for name in UNFULFILLED} == UNFULFILLED
 
 
-async def test_misspelt_tasks_are_refused_with_the_names_that_there_are(server_url: str) -> None:
+async def test_misspelt_tasks_are_refused_with_the_available_names(server_url: str) -> None:
     example = METRICS["check_include_exclude"].example
     wrong = {
         "'wait', which does not exist: there are activate_window": task_of(example, config=[{"type": "wait"}]),

@@ -88,7 +88,7 @@ def enter(page: Page, running: Demonstrating) -> None:
 
 
 def verify_all(state: StateDir) -> None:
-    """As the asset verified_replay does."""
+    """Verifies all demonstrations as the asset verified_replay does."""
     recipe = Recipe.model_validate(
         RECIPE.model_dump(mode="json") | {"replay": {**RECIPE.replay.model_dump(), "verify": "all"}}
     )
@@ -148,7 +148,7 @@ def test_two_tasks_that_a_person_solves_become_verified_replay_rows(page: Page, 
     assert found[1][3] == f"person/alice/{result['episode_id']}"
 
 
-def test_what_the_grader_does_not_accept_is_not_kept(page: Page, tmp_path: Path) -> None:
+def test_a_demonstration_that_the_grader_does_not_accept_is_not_kept(page: Page, tmp_path: Path) -> None:
     state = StateDir(tmp_path / "state")
     with demonstrating(state, RENAME.task.task_id) as running:
         enter(page, running)
@@ -186,7 +186,7 @@ def test_a_demonstration_that_is_not_ended_in_time_is_not_kept(tmp_path: Path) -
     assert not (state.imports / "person").exists()
 
 
-def test_a_server_that_takes_no_input_of_a_person_is_refused_in_a_sentence(tmp_path: Path) -> None:
+def test_a_server_that_takes_no_input_from_a_person_is_refused_with_one_sentence(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "state")
     with (
         running_env_server(tmp_path, "--screen-size", "512x320") as server,

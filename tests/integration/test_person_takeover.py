@@ -55,7 +55,7 @@ def episode_id(http: httpx.Client) -> Iterator[str]:
 
 
 def enlarge(page: Page, server: RunningServer, episode_id: str) -> None:
-    """By the address that names the episode."""
+    """Enlarges the desktop by the address that names the episode."""
     page.goto(f"{server.url}/status#episode={episode_id}")
     page.get_by_label("This server needs its token").fill(TOKEN)
     page.get_by_role("button", name="Show the replicas").click()
@@ -126,7 +126,7 @@ def test_every_kind_of_input_reaches_the_desktop_as_one_action(
     assert complaints == []
 
 
-def test_a_desktop_links_to_its_episode_in_the_viewer_also_when_it_is_over(
+def test_a_desktop_links_to_its_episode_in_the_viewer_also_after_the_episode_has_ended(
     page: Page, server: RunningServer, http: httpx.Client, episode_id: str
 ) -> None:
     enlarge(page, server, episode_id)

@@ -107,7 +107,8 @@ def is_in_use(cluster: PodmanCluster, name: str) -> bool:
 
 def test_dagster_trains_in_jobs_and_repeats_a_run_whose_pod_is_lost(cluster: PodmanCluster) -> None:
     """The pods of Dagster, MLflow and the viewer, with Postgres outside the cluster: the launcher of runs creates a Job
-    for a run of `train`, whose pod is killed during training. The daemon starts a second, which ends every stage."""
+    for a run of `train`, whose pod is killed during training. The daemon starts a second run, which completes every
+    stage."""
     for name in NAMES:
         cluster.start("StatefulSet", "env-server", pod=name)
     password = SECRETS["DAGSTER_PG_PASSWORD"]
@@ -134,7 +135,7 @@ def test_dagster_trains_in_jobs_and_repeats_a_run_whose_pod_is_lost(cluster: Pod
         check_pages(cluster)
 
 
-def test_a_ray_cluster_trains_with_its_token_and_accepts_no_job_without(cluster: PodmanCluster, tmp_path: Path) -> None:
+def test_a_ray_cluster_trains_with_its_token_and_rejects_other_jobs(cluster: PodmanCluster, tmp_path: Path) -> None:
     """The pods of the component ray. `ray start` has the parameters of their groups, as an operator gives them."""
     choose_ray(cluster)
     cluster.start("StatefulSet", "env-server", pod=NAMES[0])
@@ -172,7 +173,7 @@ def choose_ray(cluster: PodmanCluster) -> None:
 
 
 def play_ray(cluster: PodmanCluster, pod: str, group: dict[str, Any], options: str, *, alias: str = "") -> None:
-    """On this machine, which has neither the processors nor the GPUs that its group requests."""
+    """Starts a Ray pod on this machine, which has neither the processors nor the GPUs that the pod's group requests."""
     parameters = " ".join(f"--{name}={value}" for name, value in group["rayStartParams"].items())
     spec = group["template"]["spec"]
     (container,) = spec["containers"]
@@ -235,7 +236,7 @@ def status(cluster: PodmanCluster, run_id: str) -> str:
 
 
 def ask_dagster(cluster: PodmanCluster, query: str, variables: dict[str, str]) -> dict[str, Any]:
-    """As its page asks."""
+    """Queries Dagster as Dagster's page does."""
     answer = json.loads(
         get(
             f"http://{cluster.address('dagster')}:3000/graphql",
@@ -256,7 +257,7 @@ def evaluated(cluster: PodmanCluster) -> set[str]:
 
 
 def check_record(cluster: PodmanCluster) -> None:
-    """Each update and each episode once; a run of MLflow for each stage, in MLflow's own server."""
+    """Each update and each episode is recorded once. MLflow's own server has a run for each stage."""
     (counted,) = cluster.query(
         "SELECT count(*) AS episodes, count(DISTINCT episode_id) AS ids, count(*) FILTER (NOT is_valid) AS faults "
         "FROM episodes"

@@ -29,10 +29,10 @@ def table() -> dg.MaterializeResult:
     return dg.MaterializeResult(metadata={"num_rows": 3})
 
 
-def test_runs_events_and_pool_limits_lie_in_postgres(home: Path) -> None:
+def test_runs_events_and_pool_limits_are_stored_in_postgres(home: Path) -> None:
     assert report(home)["is_new"], "a report makes no table"
     with dg.DagsterInstance.from_config(str(home)) as instance:
-        for pool, limit in (("desktops", 2), ("catalog", 1), ("desktops", 4)):  # set again, as people do
+        for pool, limit in (("desktops", 2), ("catalog", 1), ("desktops", 4)):  # one limit is set again, as users do
             instance.event_log_storage.set_concurrency_slots(pool, limit)
         assert dg.materialize([table], instance=instance).success
     with dg.DagsterInstance.from_config(str(home)) as instance:
@@ -46,6 +46,6 @@ def test_runs_events_and_pool_limits_lie_in_postgres(home: Path) -> None:
         assert all(claim("desktops", f"run-{number}", "step").is_claimed for number in range(4))
         for run_id in ("run-1", "run-2", *(f"run-{number}" for number in range(4))):
             instance.event_log_storage.free_concurrency_slots_for_run(run_id)
-    told = report(home)
-    assert (told["storage"], told["limits"]) == ("DagsterPostgresStorage", {"catalog": 1, "desktops": 4})
+    reported = report(home)
+    assert (reported["storage"], reported["limits"]) == ("DagsterPostgresStorage", {"catalog": 1, "desktops": 4})
     assert not list(home.rglob("*.db")), "nothing in a file"

@@ -105,7 +105,7 @@ def private_mb(pid: int) -> float:
     return fields["Private_Dirty"] / 1024
 
 
-async def test_a_restored_desktop_shows_its_screen_and_knows_the_time(desktop: QemuDesktop) -> None:
+async def test_a_restored_desktop_shows_its_screen_and_has_the_current_time(desktop: QemuDesktop) -> None:
     guest = desktop.guest
     for image_format in ("png", "jpeg", "webp"):
         image = Image.open(io.BytesIO(await guest.screenshot(image_format)))
@@ -120,12 +120,12 @@ async def test_a_restored_desktop_shows_its_screen_and_knows_the_time(desktop: Q
     assert difference[1] <= 2, "what QEMU shows is what the X server draws"
 
 
-async def test_people_see_each_change_of_its_screen_and_none_after_a_reset(desktop: QemuDesktop) -> None:
+async def test_live_pictures_show_each_change_of_the_screen_and_end_at_a_reset(desktop: QemuDesktop) -> None:
     guest = desktop.guest
     await wait_until_calm(guest)
     async with aclosing(guest.frames(width=512, interval_s=0.1)) as pictures:
         first, following = await anext(pictures), asyncio.ensure_future(anext(pictures))
-        async with asyncio.timeout(WAIT_LIMIT_S):  # Windows of the start may still appear; then no picture comes.
+        async with asyncio.timeout(WAIT_LIMIT_S):  # Windows may still appear after the start, then no new picture.
             while (await asyncio.wait([following], timeout=1.5))[0]:
                 first, following = following.result(), asyncio.ensure_future(anext(pictures))
         before = Image.open(io.BytesIO(first))
@@ -154,7 +154,7 @@ async def test_input_files_and_commands_work_as_on_any_desktop(desktop: QemuDesk
     assert "read_only" not in await guest.accessibility()
 
 
-async def test_a_machine_is_closed_to_the_network_and_unlike_its_siblings() -> None:
+async def test_a_machine_has_no_network_and_shares_no_state_with_its_siblings() -> None:
     probe = "import socket; s = socket.socket(); s.settimeout(5); s.connect(('{}', {}))"
     async with desktops() as provider:
         first, second = await asyncio.gather(provider.start("replica-0"), provider.start("replica-1"))
@@ -167,7 +167,7 @@ async def test_a_machine_is_closed_to_the_network_and_unlike_its_siblings() -> N
         assert await second.guest.file("/home/user/of-the-first") is None
 
 
-async def test_a_reset_forgets_everything_and_is_quick(desktop: QemuDesktop) -> None:
+async def test_a_reset_removes_every_change_and_is_fast(desktop: QemuDesktop) -> None:
     await desktop.guest.upload("/home/user/Desktop/left", b"x" * 5_000_000)
     await shell(desktop.guest, "echo password | sudo -S sh -c 'echo broken > /etc/hostname'; xmessage hi & sleep 1")
     old_pid = desktop.machine.pid
@@ -204,7 +204,7 @@ async def test_a_killed_machine_is_not_alive_and_its_guest_is_a_fault(desktop: Q
     assert desktop.is_alive()
 
 
-async def test_a_desktop_whose_agent_ends_ends_itself(desktop: QemuDesktop) -> None:
+async def test_a_desktop_ends_when_its_agent_ends(desktop: QemuDesktop) -> None:
     with pytest.raises(ReplicaError):
         await desktop.guest.execute("pkill -KILL -f osworld_guest.agent; sleep 30", shell=True, timeout_s=20.0)
 
@@ -214,7 +214,7 @@ async def test_a_desktop_whose_agent_ends_ends_itself(desktop: QemuDesktop) -> N
     await until(is_dead, "the machine's end")
 
 
-async def test_a_silent_agent_is_replaced_by_the_screen_and_keys_of_qemu() -> None:
+async def test_screen_and_keys_of_qemu_are_used_when_the_agent_does_not_answer() -> None:
     async with desktops(silence_s=3.0) as provider:
         desktop = await provider.start("replica-0")
         guest = desktop.guest
@@ -237,7 +237,7 @@ async def test_a_silent_agent_is_replaced_by_the_screen_and_keys_of_qemu() -> No
 async def test_nothing_is_left_of_a_provider_that_was_closed() -> None:
     before, num_open = children(), len(os.listdir("/proc/self/fd"))
     async with desktops() as provider:
-        first = await provider.start("replica-0")  # which may have to save a state
+        first = await provider.start("replica-0")  # may have to save a state
         files = sorted(os.listdir(IMAGES))
         second = await provider.start("replica-1")
         await asyncio.gather(first.reset(), second.reset())
@@ -260,7 +260,7 @@ async def test_a_foreign_image_is_never_written_to_and_gets_its_input_as_pyautog
         boot=DirectBoot(kernel=base.kernel, initrd=base.initrd, command_line=options),
         files_archive=archive,
     )
-    source.calm_s = OwnImage.calm_s  # known of this disk
+    source.calm_s = OwnImage.calm_s  # known for this disk
     facts = base.disk.stat()
     async with desktops(source=source) as provider:
         desktop = await provider.start("replica-0")

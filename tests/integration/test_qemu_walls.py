@@ -1,4 +1,4 @@
-"""What contains a virtual machine on its host: no port, no privilege, no way to the host's loopback, nothing left."""
+"""How a virtual machine is isolated from its host: no port, no privilege, no way to the host's loopback."""
 
 import asyncio
 import os
@@ -27,13 +27,13 @@ OTHER_USER = 65534
 
 @pytest.fixture
 def open_before() -> set[int]:
-    """Ports that tests which ran before in this process left open."""
+    """Ports that earlier tests in this process left open."""
     return listening_ports(sockets_of(descendants(os.getpid()) | {os.getpid()}))
 
 
 @pytest.fixture
 async def desktop(open_before: set[int]) -> AsyncIterator[QemuDesktop]:
-    """With the network allowed, which may not weaken any wall."""
+    """A desktop with the network allowed, which must not weaken its isolation."""
     async with desktops(open_network=True) as provider:
         yield await provider.start("replica-0")
 
@@ -52,22 +52,22 @@ def status_of(pid: int) -> dict[str, str]:
 
 
 def sockets_of(pids: set[int]) -> set[str]:
-    """Inodes."""
+    """Inodes of the sockets of these processes."""
     links: list[str] = []
     for link in (link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()):
-        with suppress(FileNotFoundError):  # that of the folder itself, when it is this process's
+        with suppress(FileNotFoundError):  # the descriptor of the folder itself, if the process is this one
             links.append(os.readlink(link))
     return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
 
 
 def listening_ports(inodes: set[str]) -> set[int]:
-    """Of this host's network, held by one of these sockets."""
+    """Ports in this host's network on which one of these sockets listens."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in inodes}
 
 
 def as_other_user(program: str, *arguments: str) -> str:
-    """What a Python program prints that another local user runs."""
+    """The output of a Python program that another local user runs."""
     user = ["setpriv", "--reuid", str(OTHER_USER), "--regid", str(OTHER_USER), "--clear-groups", "--"]
     command = [*user, "/usr/bin/python3", "-IS", "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=30.0, check=True, cwd="/").stdout.strip()
@@ -106,7 +106,7 @@ async def test_a_machine_listens_on_no_port_of_the_host(desktop: QemuDesktop, op
 
 @contextmanager
 def listener(address: str) -> Iterator[int]:
-    """Its port. It greets each caller."""
+    """Listens on `address` and greets each caller. Yields the port."""
     server = socket.create_server((address, 0))
 
     def greet() -> None:
@@ -151,7 +151,7 @@ for address in {addresses}:
 """
 
 
-async def test_an_open_network_leads_out_and_not_to_the_hosts_loopback(desktop: QemuDesktop) -> None:
+async def test_an_open_network_reaches_the_outside_and_not_the_hosts_loopback(desktop: QemuDesktop) -> None:
     gateways = ("10.0.2.2", "10.0.2.3", "10.0.3.2", "10.0.3.3", "127.0.0.1")
     with listener("127.0.0.1") as port:
         result = await desktop.guest.run_python(PROBE.format(addresses=gateways, port=port))
@@ -185,13 +185,13 @@ async def test_qemu_has_no_privilege_and_runs_in_a_control_group() -> None:
 
 
 def mounts_of(pid: int) -> dict[str, list[str]]:
-    """Place -> its flags."""
+    """The flags of each mount, by its place."""
     rows = [line.split() for line in read(f"/proc/{pid}/mountinfo").splitlines()]
     return {row[4]: row[5].split(",") for row in rows}
 
 
 def is_disk(place: str) -> bool:
-    """Not the kernel's own files, and not /dev, whose nodes are a handful of harmless ones."""
+    """Whether the place is outside the kernel's own file systems and outside /dev, which has only harmless nodes."""
     return not place.startswith(("/proc", "/dev"))
 
 
@@ -215,7 +215,7 @@ asyncio.run(main())
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.15, 0.4])
 async def test_nothing_is_left_of_a_killed_server(delay_s: float) -> None:
-    """Killed at any moment of a reset."""
+    """The server is killed at any moment of a reset."""
     server = subprocess.Popen(  # noqa: ASYNC220 - starting it takes a millisecond
         [sys.executable, "-c", SERVER, str(IMAGES)], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
     )

@@ -25,7 +25,7 @@ pytestmark = [
 
 
 class Cluster:
-    """The embedded Ray, held by a process that stands for its launcher."""
+    """The embedded Ray, held by a process that acts as its launcher."""
 
     def __init__(self, folder: Path) -> None:
         self.scratch = folder
@@ -50,7 +50,7 @@ class Cluster:
         return httpx.get(self.place["url"] + path, headers=headers, timeout=30).text
 
     def processes(self) -> list[str]:
-        """Those of this Ray, by the folder that all of them were started with."""
+        """Processes of this Ray, found by the folder that all of them were started with."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -63,7 +63,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    # Ray's sockets lie under it, and their paths may have 107 characters.
+    # Ray's sockets are below this folder, and their paths may have 107 characters.
     folder = Path("/tmp") / f"ray-test-{os.getpid()}"
     folder.mkdir()
     (folder / "home").mkdir()
@@ -76,7 +76,7 @@ def cluster() -> Iterator[Cluster]:
         shutil.rmtree(folder)
 
 
-def test_a_job_tells_its_progress_and_its_result_and_shows_no_secret(cluster: Cluster, tmp_path: Path):
+def test_a_job_reports_its_progress_and_its_result_and_shows_no_secret(cluster: Cluster, tmp_path: Path):
     secret = "hush-hush-7391"
     job = {"act": "sum", "numbers": [1, 2], "secret": secret, "mark": new_mark()}
     messages = finish(start_launch(tmp_path, cluster.on, "launched.program", job))
@@ -90,7 +90,7 @@ def test_a_job_tells_its_progress_and_its_result_and_shows_no_secret(cluster: Cl
 
 
 def test_a_job_finds_the_address_of_its_own_ray(cluster: Cluster) -> None:
-    """Ray takes any Ray of this machine if there are several and this file is missing."""
+    """Ray uses any Ray of this machine if there are several and this file is missing."""
     (path,) = cluster.scratch.glob("ray-*/ray/ray_current_cluster")
     host, _, port = path.read_text().rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10):
@@ -114,7 +114,7 @@ def test_two_ranks_train_under_a_torch_trainer(cluster: Cluster, tmp_path: Path)
     assert {"kind": "progress", "done": 4, "total": 4}.items() <= messages[-2].items(), messages
 
 
-def test_an_actor_that_dies_costs_its_episodes_an_attempt_and_is_replaced_meanwhile(cluster: Cluster, tmp_path: Path):
+def test_an_actor_that_dies_costs_its_episodes_an_attempt_and_is_replaced(cluster: Cluster, tmp_path: Path):
     once, many, at_start = tmp_path / "once", tmp_path / "many", tmp_path / "at_start"
     for folder, count in ((once, 1), (many, 9), (at_start, 0)):
         folder.mkdir()
@@ -153,7 +153,7 @@ def test_a_cancelled_job_cleans_up_and_is_gone(cluster: Cluster, tmp_path: Path)
     assert list((tmp_path / "launches").iterdir()) == []
 
 
-def test_a_job_ends_without_its_launcher_and_leaves_no_mailbox(cluster: Cluster, tmp_path: Path):
+def test_a_job_ends_when_its_launcher_is_gone_and_leaves_no_mailbox(cluster: Cluster, tmp_path: Path):
     mark = new_mark()
     on = {"ray": cluster.on["ray"] | {"lost_after_s": 4.0}}
     launch = start_launch(tmp_path, on, "launched.program", {"act": "wait", "mark": mark})
@@ -163,7 +163,7 @@ def test_a_job_ends_without_its_launcher_and_leaves_no_mailbox(cluster: Cluster,
     wait_until(lambda: not list((tmp_path / "launches").iterdir()), "no mailbox is left", limit_s=30)
 
 
-def test_ray_ends_with_a_killed_launcher_and_its_job_may_be_tried_again(cluster: Cluster, tmp_path: Path):
+def test_ray_ends_with_a_killed_launcher_and_its_job_is_retryable(cluster: Cluster, tmp_path: Path):
     mark = new_mark()
     on = {"ray": cluster.on["ray"] | {"lost_after_s": 3.0}}
     launch = start_launch(tmp_path, on, "launched.program", {"act": "wait", "mark": mark})

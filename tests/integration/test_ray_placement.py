@@ -61,18 +61,18 @@ class Nodes:
     def add(
         self, resources: dict[str, float], *, num_cpus: int = 0, inside: Sequence[str] = (), **variables: str
     ) -> None:
-        """One more node. `inside`: a command that starts it; `variables`: of its environment."""
+        """Adds a node. `inside` is a command that starts it, `variables` are added to its environment."""
         options = (f"--address={self._ray.address}", f"--num-cpus={num_cpus}", f"--resources={json.dumps(resources)}")
         subprocess.run(
             [*inside, *start_command("--object-store-memory=100000000", *options)],
             env={**environment(), **self._ray.variables, **variables},
-            stdout=subprocess.DEVNULL,  # inherited by the node, so that a pipe would stay open
+            stdout=subprocess.DEVNULL,  # the node inherits it, so a pipe would stay open
             stderr=subprocess.DEVNULL,
             check=True,
         )
 
     def kill(self, resource: str) -> None:
-        """The node with this resource dies."""
+        """Kills the node with this resource."""
         (raylet,) = [
             process for process, command in commands() if command[0].endswith("/raylet") and resource in str(command)
         ]
@@ -83,7 +83,7 @@ class Nodes:
         return httpx.get(self.url + path, headers=headers, timeout=30).raise_for_status().json()
 
     def having(self, resource: str, *, is_alive: bool = False) -> set[str]:
-        """Ids of the nodes that have it, with `is_alive` of those that run."""
+        """Ids of the nodes that have the resource; with `is_alive`, only of those that run."""
         nodes = self.ask("/api/v0/nodes?detail=true")["data"]["result"]["result"]
         return {
             node["node_id"]
@@ -101,7 +101,7 @@ class Nodes:
         return {actor["node_id"] for actor in self._actors()}
 
     def num_actors(self) -> int:
-        """Rollout actors so far."""
+        """Number of rollout actors so far."""
         return len(self._actors())
 
     def _actors(self) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def env_servers(folder: Path) -> list[int]:
 
 @pytest.fixture(scope="module")
 def traces() -> Iterator[Collector]:
-    """What the programs and actors of the nodes trace."""
+    """Collects the traces of the programs and actors of the nodes."""
     with collecting_traces() as collector:
         yield collector
 
@@ -200,7 +200,7 @@ async def test_demonstrations_are_verified_by_actors(nodes: Nodes, tmp_path: Pat
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a mount needs root")
-def test_a_program_on_a_node_without_the_state_fails_and_says_so(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_program_on_a_node_without_the_state_fails_and_reports_it(nodes: Nodes, tmp_path: Path) -> None:
     nodes.add({"blind": 1}, num_cpus=1, inside=with_mount_elsewhere(tmp_path / "var", tmp_path / "mnt"))
     on = nodes.launcher(resources_per_rank={"blind": 1.0})
     failed = finish(start_launch(tmp_path / "var", on, "launched.placed", {}))[-1]
@@ -208,7 +208,7 @@ def test_a_program_on_a_node_without_the_state_fails_and_says_so(nodes: Nodes, t
 
 
 def with_mount_elsewhere(state: Path, elsewhere: Path) -> list[str]:
-    """Runs a command that has the folder at another path, where its own path is an empty folder."""
+    """The prefix of a command that sees the folder at another path; at the folder's own path is an empty folder."""
     state.mkdir()
     elsewhere.mkdir()
     mount = 'mount --bind "$1" "$2" && mount -t tmpfs tmpfs "$1" && shift 2 && exec "$@"'

@@ -23,7 +23,7 @@ NUM_REPLICAS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """What solves a task: lines typed into a terminal that is opened by its shortcut, and the last word."""
+    """What solves a task: lines typed into a terminal that is opened by its shortcut, and the last action."""
 
     task_id: str
     lines: tuple[str, ...] = ()
@@ -103,15 +103,15 @@ async def test_giving_up_on_a_feasible_task_scores_0_even_when_it_is_done(server
         assert await attempt(client, task, ("mv ~/Desktop/todo.txt ~/Desktop/done/",), "FAIL") == 0.0
 
 
-async def test_task_that_this_desktop_cannot_grade_is_a_fault_and_no_zero(server_url: str, real_data: Path) -> None:
-    """The favourites of GNOME's shell, which is not here: its evaluator has nothing to read."""
+async def test_task_that_this_desktop_cannot_grade_is_a_fault_and_not_a_zero(server_url: str, real_data: Path) -> None:
+    """The task checks the favourites of GNOME's shell, which is not installed: its evaluator has nothing to read."""
     task = read_task(real_data, "ec4e3f68-9ea4-4c18-a5c9-69f89d1178b3")
     async with EnvClient(server_url) as client:
         with pytest.raises(EvaluatorError, match="check_gnome_favorite_apps"):
             await attempt(client, task, (), "DONE")
 
 
-async def test_task_that_downloads_from_nowhere_is_a_fault_of_its_set_up(server_url: str) -> None:
+async def test_task_that_downloads_from_a_host_that_is_not_allowed_is_a_fault_of_its_set_up(server_url: str) -> None:
     task = Task.from_config(
         {
             "id": "download",

@@ -64,7 +64,7 @@ def renderer(processor: Any) -> Renderer:
 @pytest.fixture(autouse=True)
 def memory_of_its_own() -> Iterator[None]:
     gc.collect()
-    # The kernel begins counting the peak anew.
+    # The kernel starts counting the peak again.
     Path("/proc/self/clear_refs").write_text("5")
     yield
     gc.collect()
@@ -91,7 +91,7 @@ def need_dtype(dtype: str) -> None:
 
 
 def usual_dtype() -> str:
-    """That of real training, where this CPU is fast enough."""
+    """The dtype of real training, if this CPU is fast enough for it."""
     return "bfloat16" if has_fast_bfloat16(CPU) else "float32"
 
 
@@ -101,7 +101,7 @@ def sample(
     """An episode for each list of images, the advantages +1 and -1 in turns."""
 
     async def run() -> list[Trajectory]:
-        # A second thread helps a wide model alone.
+        # A second thread helps only a wide model.
         num_threads = 1 if model.config.text_config.hidden_size < 1000 else torch.get_num_threads()
         engine = TransformersEngine(
             model, processor, timeout_s=500, num_threads=num_threads, policy_version=policy_version
@@ -146,7 +146,7 @@ def moved(model: Any, before: dict[str, torch.Tensor]) -> list[str]:
 
 
 def sft_then_gspo(model: Any, processor: Any, dtype: str, *, section: TrainerSection) -> None:
-    """One update of each on the same model, exactness before and after, and what must have moved."""
+    """Runs one update of each on the same model. Checks exactness before and after, and which weights moved."""
     renderer, cache = Renderer(processor), PixelCache()
     first, second = screen(0, SCREEN), screen(1, SCREEN)
     before = trained_copy(model)
@@ -163,7 +163,7 @@ def sft_then_gspo(model: Any, processor: Any, dtype: str, *, section: TrainerSec
     width, height = image_size(second)
     assert trajectories[0].token_ids.count(processor.image_token_id) == (width // 32) * (height // 32)
     settings = GSPO.model_copy(update={"max_logprob_diff": MAX_DIFF[dtype]})
-    # It raises where trainer and sampler differ by more.
+    # The update raises an error if trainer and sampler differ by more.
     metrics = GspoTrainer(model, processor, settings, section=section, cache=cache).update(trajectories)
     print(f"{dtype}: mean difference {metrics['trainer_sampler_logprob_diff']:.2g}, loss {metrics['loss']:.3g}")
     assert math.isfinite(metrics["loss"])
@@ -199,7 +199,7 @@ def test_adapters_on_two_layers_of_the_real_width_take_updates(processor: Any) -
 
 
 @pytest.mark.parametrize(("architecture", "num_screens"), [(ONE_LAYER, 1), (THIN, 3)], ids=["wide", "thin"])
-def test_real_screens_are_trained_as_they_were_sampled(
+def test_trainer_and_sampler_agree_on_real_screens(
     processor: Any, real_data: Path, architecture: Architecture, num_screens: int
 ) -> None:
     files = sorted((real_data / "agentnet" / "images").glob("*.png"))[:num_screens]
@@ -227,7 +227,7 @@ def test_turns_and_updates_stay_exact_with_the_real_vocabulary_and_a_thin_model(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_logits_of_the_real_vocabulary_in_chunks_equal_those_made_at_once(dtype: str) -> None:
+def test_logits_of_the_real_vocabulary_in_chunks_equal_those_computed_at_once(dtype: str) -> None:
     need_dtype(dtype)
     vocab_size, num_tokens = 151_936, MAX_CHUNK_LOGITS // 151_936 + 60
     torch.manual_seed(0)
@@ -246,15 +246,15 @@ def test_logits_of_the_real_vocabulary_in_chunks_equal_those_made_at_once(dtype:
         found[name] = (logprobs.detach(), entropy.detach(), inputs.grad, head.weight.grad)
     for part, whole in zip(found["chunks"], found["at once"], strict=True):
         assert part.dtype == whole.dtype
-        # In bfloat16 the gradients of the weights are summed chunk by chunk, and round once more.
+        # In bfloat16 the gradients of the weights are summed chunk by chunk and rounded once more.
         tolerance = 1e-5 if part.dtype == torch.float32 else 2e-2
         torch.testing.assert_close(part, whole, rtol=tolerance, atol=tolerance)
     assert found["chunks"][0].dtype == torch.float32
 
 
-def test_an_embedding_larger_than_the_tokenizer_gives_no_id_that_has_no_text(processor: Any) -> None:
+def test_an_embedding_larger_than_the_tokenizer_never_gives_an_id_without_text(processor: Any) -> None:
     """267 rows of the published embedding belong to no token. Even where they are by far the likeliest, none is
-    sampled, and the trainer agrees with the sampler on what was."""
+    sampled, and the trainer agrees with the sampler on the sampled tokens."""
     model = build_model(THIN, device="cpu", dtype=torch.float32)
     with torch.no_grad():
         likely = torch.zeros(64)
@@ -266,7 +266,7 @@ def test_an_embedding_larger_than_the_tokenizer_gives_no_id_that_has_no_text(pro
     check_exact(trajectories, model, processor, "float32")
 
 
-def test_a_trainer_counts_every_row_of_the_embedding(processor: Any, renderer: Renderer) -> None:
+def test_trainer_log_probabilities_are_over_every_row_of_the_embedding(processor: Any, renderer: Renderer) -> None:
     """Log-probabilities are over all 151,936 rows (or those that may be sampled), not over the tokenizer's."""
     model = build_model(THIN, device="cpu", dtype=torch.float32, sharpness=0.0)
     (logprobs,) = score_trajectories(model, processor, [demonstration(renderer, "d", [screen(0, (512, 320))])])

@@ -1,7 +1,7 @@
 """The clients of Slime-OSWorld, OSGym and AReaL, unchanged, against the env server on real desktops.
 
-Their checkouts are no part of this repository: OSWORLD_PEERS names a folder that holds slime/, osgym/ and areal/. With
-OSWORLD_TRANSCRIPTS, what each client said is kept in that folder."""
+Their checkouts are not part of this repository: OSWORLD_PEERS names a folder that holds slime/, osgym/ and areal/. With
+OSWORLD_TRANSCRIPTS, the output of each client is kept in that folder."""
 
 import json
 import os

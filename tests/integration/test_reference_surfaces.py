@@ -1,4 +1,4 @@
-"""OSGym's and AReaL's surfaces over real desktops: what is asked for arrives, to the pixel and to the character."""
+"""OSGym's and AReaL's surfaces over real desktops: input arrives as requested, to the pixel and to the character."""
 
 import base64
 import io
@@ -167,7 +167,7 @@ def test_typed_text_arrives_to_the_character(osgym: httpx.Client) -> None:
     assert act(osgym, vm_id, "finish()")["reward"] == 1.0
 
 
-def test_port_has_its_share_and_its_numbers(osgym: httpx.Client, workers: Workers) -> None:
+def test_each_port_has_its_own_share_of_desktops_and_its_own_vm_ids(osgym: httpx.Client, workers: Workers) -> None:
     vm_id = reset(osgym, TYPING_TASK)
     full = osgym.post("/reset", json={"task_config": TYPING_TASK, "timeout": 100})
     assert (full.status_code, full.json()["fault"]) == (503, "no_capacity")
@@ -191,7 +191,7 @@ def test_client_that_hangs_up_during_reset_holds_neither_desktop_nor_share(
         time.sleep(0.05)
 
 
-def test_killed_desktop_is_a_fault_and_the_share_is_back(osgym: httpx.Client, workers: Workers) -> None:
+def test_killed_desktop_is_a_fault_and_its_share_is_available_again(osgym: httpx.Client, workers: Workers) -> None:
     vm_id = reset(osgym, TYPING_TASK)
     for pid in processes_below(workers.server.process.pid):
         try:
@@ -204,15 +204,15 @@ def test_killed_desktop_is_a_fault_and_the_share_is_back(osgym: httpx.Client, wo
     assert reset(osgym, TYPING_TASK) != vm_id
 
 
-def test_areals_snippets_arrive_and_its_session_is_given_back(workers: Workers) -> None:
+def test_areals_code_snippets_run_and_its_session_is_returned(workers: Workers) -> None:
     task = watching_task(["press 1 30 40", "release 1 30 40", "key 104", "key 105"])
     with httpx.Client(base_url=workers.server.url, timeout=60, trust_env=False) as http:
         session = f"/envs/{http.post('/envs', json={'screen_size': SCREEN}).json()['session_id']}"
         obs = http.post(f"{session}/reset", json={"task_config": task}).json()["obs"]
         assert Image.open(io.BytesIO(base64.b64decode(obs["screenshot_b64"]))).size == SCREEN
         snippet = "import pyautogui\nimport time\npyautogui.click(30, 40)\ntime.sleep(0.1)\npyautogui.write('hi')"
-        told = http.post(f"{session}/step", json={"action": snippet, "pause": 0.2}).json()
-        assert (told["reward"], told["done"]) == (0.0, False)
+        reported = http.post(f"{session}/step", json={"action": snippet, "pause": 0.2}).json()
+        assert (reported["reward"], reported["done"]) == (0.0, False)
         assert http.post(f"{session}/evaluate", json={}).json() == {"reward": 1.0}
         assert http.post(f"{session}/close", json={}).json() == {"ok": True}
         deadline = time.monotonic() + 5
@@ -222,7 +222,7 @@ def test_areals_snippets_arrive_and_its_session_is_given_back(workers: Workers) 
 
 
 def test_start_and_stop_touch_only_what_they_started(workers: Workers, tmp_path: Path) -> None:
-    """Beside a server of somebody else's, on the same image."""
+    """Runs next to a server that another process started, on the same image."""
     (tmp_path / "config.yaml").write_text(f"ports: {free_ports(2)}\n")
     environment = {**os.environ, "OSGYM_ALLOWED_IPS": "127.0.0.1"}
     base = [sys.executable, "-m", "env_server.main", "osgym"]

@@ -1,5 +1,5 @@
-"""A released version's state goes on in this version: its checkpoint is evaluated on real desktops, without and after a
-migration."""
+"""This version continues with a released version's state: its checkpoint is evaluated on real desktops, without and
+after a migration."""
 
 from pathlib import Path
 

@@ -74,7 +74,7 @@ async def client(server: RunningServer) -> AsyncIterator[EnvClient]:
 
 
 class OraclePolicy:
-    """Knows each task by its instruction and answers with its oracle's steps, one a turn."""
+    """Recognizes each task by its instruction and answers with its oracle's steps, one per turn."""
 
     name = "oracle"
     uses_chat_api = False
@@ -108,7 +108,7 @@ def suite_tasks(*families: str) -> list[SuiteTask]:
     return list(suite.train)
 
 
-async def test_a_policy_that_knows_the_tasks_succeeds_in_every_episode(
+async def test_a_policy_with_the_tasks_oracles_succeeds_in_every_episode(
     client: EnvClient, tiny_folder: Path, tmp_path: Path
 ) -> None:
     tasks = suite_tasks("rename_folder", "click_button")
@@ -125,7 +125,7 @@ async def test_a_policy_that_knows_the_tasks_succeeds_in_every_episode(
         assert episode.provider == "local"
         assert episode.image_digest
         assert episode.grader_version
-        # A line typed into a terminal is less than the threshold of a changed screen, yet it is seen.
+        # A line typed into a terminal is below the threshold of a changed screen, but the difference is not zero.
         assert any(step.signals.screen_diff > 0 for step in episode.steps)
     store.write_episodes("part", episodes)
     assert store.read_episodes("part") == tuple(episodes)

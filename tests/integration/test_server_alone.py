@@ -1,4 +1,4 @@
-"""Somebody installs the env server alone: the wheel with `[server]` in an environment of its own."""
+"""The env server is installed alone: the wheel with `[server]` in an environment of its own."""
 
 import json
 import os

@@ -18,7 +18,7 @@ LATE_S = 0.4
 
 @pytest.fixture
 async def guest(tmp_path: Path) -> AsyncIterator[GuestClient]:
-    """A desktop with a program that answers every key after `LATE_S`, and whose caret and clock go on."""
+    """A desktop with a program that answers every key after `LATE_S`, and whose caret and clock keep moving."""
     provider = LocalProvider(images=tmp_path, screen_size=(512, 320))
     try:
         guest = (await provider.start("replica-0")).guest
@@ -36,7 +36,7 @@ async def act(guest: GuestClient, key: str, *, settle_s: float) -> float:
 
 @pytest.mark.parametrize("key", ["l", "s", "b"])
 async def test_late_answer_is_in_the_screenshot_and_the_pause_is_cut_short(guest: GuestClient, key: str) -> None:
-    """On a busy machine, where the screen is drawn irregularly, a pause may be whole, but not each of six."""
+    """On a busy machine, where the screen is drawn irregularly, one pause may last its whole time, but not all six."""
     for _ in range(6):
         before = await guest.screenshot()
         took_s = await act(guest, key, settle_s=15.0)
@@ -50,11 +50,11 @@ async def test_late_answer_is_in_the_screenshot_and_the_pause_is_cut_short(guest
     pytest.fail("a caret and a clock made six pauses whole")
 
 
-async def test_nothing_that_moves_takes_a_short_pause_whole(guest: GuestClient) -> None:
+async def test_an_action_that_changes_nothing_takes_the_whole_short_pause(guest: GuestClient) -> None:
     assert 0.3 <= await act(guest, "n", settle_s=0.3) < 1.0
 
 
-async def test_output_without_an_end_takes_the_whole_pause(guest: GuestClient) -> None:
+async def test_endless_output_takes_the_whole_pause(guest: GuestClient) -> None:
     await guest.execute("pkill -f slow_window", shell=True)
     # Another number each time: output that ends in the same lines may be drawn as no change at all.
     await guest.launch(["xterm", "-e", "i=1; while :; do yes $i$i$i | head -40; i=$((i + 1)); sleep 0.05; done"])
@@ -62,7 +62,7 @@ async def test_output_without_an_end_takes_the_whole_pause(guest: GuestClient) -
     assert 1.0 <= await act(guest, "n", settle_s=1.0) < 2.0
 
 
-async def test_refused_call_or_limit_touches_nothing(guest: GuestClient) -> None:
+async def test_refused_call_or_limit_does_not_change_the_screen(guest: GuestClient) -> None:
     before = await guest.screenshot()
     with pytest.raises(ActionParseError, match="no call"):
         await guest.act([GuestCall(name="fly")], settle_s=30.0)

@@ -1,4 +1,4 @@
-"""The engine against a real sglang server: what it reports is what transformers computes."""
+"""The engine against a real sglang server: the log-probabilities that it reports equal those of transformers."""
 
 import asyncio
 import shutil
@@ -47,7 +47,7 @@ Noise = Callable[[int, int, int], bytes]
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two of one tokenizer and different weights, the vision tower's too; ids beyond the tokenizer."""
+    """Two checkpoints with one tokenizer and different weights, also of the vision tower; ids beyond the tokenizer."""
     parent = tmp_path_factory.mktemp("checkpoints")
     folders = (parent / "one", parent / "two")
     torch.set_num_threads(1)
@@ -80,7 +80,7 @@ def renderer(checkpoints: tuple[Path, Path]) -> Renderer:
 
 @pytest.fixture(scope="module")
 def models(checkpoints: tuple[Path, Path]) -> dict[int, Any]:
-    """By the policy version that the tests load each of them under."""
+    """The models, by the policy version under which the tests load each of them."""
     return {
         version: Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
         for version, folder in enumerate(checkpoints, start=1)
@@ -121,7 +121,7 @@ class Conversation:
             episode_id=f"episode-{self._seed}",
         )
 
-    def hear(self, result: GenerateResult) -> None:
+    def receive(self, result: GenerateResult) -> None:
         self._ids += result.token_ids
         if result.token_ids[-1] != self._renderer.im_end_id:
             self._ids.append(self._renderer.im_end_id)
@@ -129,8 +129,8 @@ class Conversation:
 
 
 def differences(model: Any, renderer: Renderer, request: GenerateRequest, result: GenerateResult) -> Sequence[float]:
-    """Of each reported log-probability from a plain forward pass of transformers: softmax(logits / T) over the ids that
-    are not banned."""
+    """The difference of each reported log-probability from a plain forward pass of transformers: softmax(logits / T)
+    over the ids that are not banned."""
     sequence = (request.token_ids + result.token_ids, request.images)
     arrays = build_model_inputs(renderer.processor, [sequence])
     with torch.no_grad():
@@ -166,7 +166,7 @@ async def test_log_probabilities_equal_transformers_over_turns_and_weight_update
         token = TOKEN if weights == "upload" else None
         engine = await stack.enter_async_context(engine_of(server.url, renderer, token=token, **settings))
         await engine.health()
-        # The first again at the end: its images were seen under the other weights meanwhile.
+        # The first again at the end, because the server has seen its images under the other weights by then.
         for version in (1, 2, 1):
             await engine.load_weights(checkpoints[version - 1], policy_version=version)
             if version == 1:
@@ -186,7 +186,7 @@ async def test_log_probabilities_equal_transformers_over_turns_and_weight_update
                     assert result.policy_version == version
                     largest = max(differences(models[version], renderer, request, result))
                     worst[version] = max(worst.get(version, 0.0), largest)
-                    conversation.hear(result)
+                    conversation.receive(result)
     print(f"{weights}: largest difference from transformers by weights: {worst}")
     if weights == "broadcast":
         assert server.num_loads() == num_loads, "nothing is read from a folder"
@@ -196,7 +196,8 @@ async def test_log_probabilities_equal_transformers_over_turns_and_weight_update
 async def test_a_server_scores_given_tokens_as_it_sampled_them(
     server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer, noise_png: Noise
 ) -> None:
-    """By prefill, at the request's temperature and without the banned ids: so a server that joins is compared."""
+    """The server scores by prefill, at the request's temperature and without the banned ids. A server that joins is
+    compared in this way."""
     async with engine_of(server.url, renderer) as engine:
         await engine.load_weights(checkpoints[0], policy_version=1)
         peer, largest = engine._peer(engine._servers[0]), []
@@ -208,12 +209,12 @@ async def test_a_server_scores_given_tokens_as_it_sampled_them(
                 scores = await peer.score(request, result.token_ids)
                 pairs = zip(scores, result.logprobs, strict=True)
                 largest.append(max(abs(score - logprob) for score, logprob in pairs))
-                conversation.hear(result)
+                conversation.receive(result)
     print(f"largest difference between sampled and given tokens: {max(largest):.2g}")
     assert max(largest) < TOLERANCE
 
 
-async def test_the_only_server_is_compared_with_its_checkpoint_once_a_process(
+async def test_the_only_server_is_compared_with_its_checkpoint_once_per_server_process(
     server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer, noise_png: Noise
 ) -> None:
     loaded, warnings = [], []
@@ -236,7 +237,7 @@ async def test_the_only_server_is_compared_with_its_checkpoint_once_a_process(
 @pytest.mark.parametrize(
     ("temperature", "top_p"), [(0.5, 1.0), (0.8, 1.0), (1.5, 1.0), (0.0, 1.0), (0.8, 0.5)], ids=str
 )
-async def test_log_probabilities_are_those_of_what_was_sampled_from(
+async def test_log_probabilities_are_those_of_the_sampled_distribution(
     server: SglangProcess,
     checkpoints: tuple[Path, Path],
     renderer: Renderer,
@@ -245,7 +246,7 @@ async def test_log_probabilities_are_those_of_what_was_sampled_from(
     temperature: float,
     top_p: float,
 ) -> None:
-    """Over the ids that are not banned; top-p restricts the choice and not the reported value."""
+    """They are over the ids that are not banned. top-p restricts the choice and not the reported value."""
     async with engine_of(server.url, renderer) as engine:
         await engine.load_weights(checkpoints[0], policy_version=1)
         sampling = {"temperature": temperature, "top_p": top_p, "max_new_tokens": 40}
@@ -259,10 +260,10 @@ async def test_log_probabilities_are_those_of_what_was_sampled_from(
     assert max(largest) < TOLERANCE
 
 
-async def test_what_is_sampled_is_distributed_as_is_reported(
+async def test_sampled_tokens_follow_the_reported_distribution(
     server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer, models: dict[int, Any]
 ) -> None:
-    """The first token of many responses against the model's probabilities over the ids that are not banned."""
+    """Compares the first token of many responses with the model's probabilities over the ids that are not banned."""
     num_responses, temperature = 1500, 0.5
     prompt = (*renderer.encode("Open the editor."), *renderer.generation_prompt)
     request = GenerateRequest(
@@ -295,7 +296,7 @@ async def test_four_engines_in_two_processes_load_each_set_of_weights_once(
     server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer
 ) -> None:
     async with engine_of(server.url, renderer) as engine:
-        # The vision cache is checked here, and not again.
+        # This checks the vision cache, which is then not checked again.
         for path in checkpoints:
             await engine.load_weights(path, policy_version=1)
     before = server.num_loads()
@@ -325,7 +326,7 @@ async def test_four_engines_in_two_processes_load_each_set_of_weights_once(
 
 
 @pytest.mark.parametrize("responses", ["abort", "wait"])
-async def test_a_half_done_response_is_sampled_anew_or_awaited(
+async def test_a_partial_response_is_sampled_again_or_awaited_at_a_weight_update(
     responses: str, server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer, noise_png: Noise
 ) -> None:
     async with engine_of(server.url, renderer, running_responses=responses, weights="broadcast") as engine:
@@ -345,7 +346,7 @@ async def test_a_half_done_response_is_sampled_anew_or_awaited(
 
 
 @pytest.mark.parametrize("weights", ["folder", "broadcast"])
-async def test_a_half_done_response_survives_an_update_token_by_token(
+async def test_a_partial_response_continues_after_a_weight_update_with_a_version_for_each_token(
     weights: str,
     server: SglangProcess,
     checkpoints: tuple[Path, Path],
@@ -370,7 +371,7 @@ async def test_a_half_done_response_survives_an_update_token_by_token(
     assert max(by_version[1]) > 100 * TOLERANCE
 
 
-async def test_a_response_ends_after_its_stop_string_which_stays(
+async def test_a_response_ends_after_its_stop_string_and_keeps_it(
     server: SglangProcess, checkpoints: tuple[Path, Path], renderer: Renderer, noise_png: Noise
 ) -> None:
     async with engine_of(server.url, renderer) as engine:
@@ -417,7 +418,7 @@ async def test_a_server_killed_in_a_request_is_a_fault_and_its_successor_gets_th
 async def test_lora_adapters_are_served_over_their_base(
     checkpoints: tuple[Path, Path], renderer: Renderer, tmp_path: Path, noise_png: Noise
 ) -> None:
-    """What an adapter's responses report equals the trainer's forward pass, and the base is loaded once."""
+    """The log-probabilities of an adapter's responses equal the trainer's forward pass, and the base is loaded once."""
     adapters = {version: write_adapter(tmp_path / f"adapter-{version}", checkpoints[0], version) for version in (1, 2)}
     arguments = ("--enable-lora", "--max-lora-rank", "8", "--lora-target-modules", *LORA_MODULES)
     process = sglang_process(checkpoints[0], *arguments)
@@ -451,7 +452,7 @@ async def test_lora_adapters_are_served_over_their_base(
 
 
 def write_adapter(folder: Path, base: Path, seed: int) -> tuple[Path, Any]:
-    """A checkpoint that is an adapter over `base`, as the trainer writes it, and the model that is loaded from it."""
+    """Writes a checkpoint that is an adapter over `base`, as the trainer does. Returns it and its loaded model."""
     section = LoraSection(rank=4, alpha=16.0)
     model = load_model(base)
     lora.add_adapters(model, section, seed=seed)
@@ -466,10 +467,10 @@ def write_adapter(folder: Path, base: Path, seed: int) -> tuple[Path, Any]:
     return folder, load_model(folder, is_frozen=True)
 
 
-async def test_the_traps_of_a_server_are_seen(
+async def test_a_vision_cache_is_refused_when_the_vision_tower_changes(
     checkpoints: tuple[Path, Path], renderer: Renderer, tmp_path: Path, models: dict[int, Any], noise_png: Noise
 ) -> None:
-    """The default vision cache is right while the tower stays the same, and refused where it changes."""
+    """The default vision cache is correct while the tower stays the same, and refused where the tower changes."""
     same_tower = tmp_path / "same-tower"
     shutil.copytree(checkpoints[0], same_tower)
     model = Qwen3VLForConditionalGeneration.from_pretrained(same_tower, dtype=torch.float32).eval()
@@ -478,7 +479,7 @@ async def test_the_traps_of_a_server_are_seen(
             if "visual" not in name and parameter.ndim > 1:
                 parameter.mul_(1.5)
     model.save_pretrained(same_tower)
-    # In a thread: a fixture would hold this server beside the other one.
+    # In a thread, because a fixture would keep this server running next to the other one.
     process = sglang_process(checkpoints[0], env={"SGLANG_VLM_CACHE_SIZE_MB": "100"})
     server = await asyncio.to_thread(process.__enter__)
     try:
@@ -540,7 +541,7 @@ def served(collector: Collector) -> list[str]:
 
 @pytest.fixture(scope="module")
 def sharp(checkpoints: tuple[Path, Path]) -> Path:
-    """The first one with logits of a trained model's size, where bfloat16 has steps of up to 0.25."""
+    """The first checkpoint with logits as large as a trained model's, where bfloat16 has steps of up to 0.25."""
     folder = checkpoints[0].with_name("sharp")
     shutil.copytree(checkpoints[0], folder)
     model = load_model(folder)
@@ -550,7 +551,7 @@ def sharp(checkpoints: tuple[Path, Path]) -> Path:
     return folder
 
 
-async def test_in_bfloat16_a_server_with_float32_logits_differs_from_the_trainer_less(
+async def test_in_bfloat16_a_server_differs_less_from_the_trainer_with_float32_logits(
     sharp: Path, renderer: Renderer, noise_png: Noise
 ) -> None:
     model = load_model(sharp, dtype="bfloat16", is_frozen=True)
@@ -561,7 +562,7 @@ async def test_in_bfloat16_a_server_with_float32_logits_differs_from_the_trainer
             async with engine_of(server.url, renderer) as engine:
                 await engine.load_weights(sharp, policy_version=1)
                 for seed in range(12):
-                    # At 1 the tiny model is certain of each token, whose log-probability is 0 in any precision.
+                    # At temperature 1 the tiny model is certain of each token: log-probabilities are 0 in any dtype.
                     request = Conversation(renderer, noise_png, seed).ask(temperature=5.0, max_new_tokens=24)
                     diffs += differences(model, renderer, request, await engine.generate(request))
         means.append(sum(diffs) / len(diffs))

@@ -74,7 +74,7 @@ def place(tmp_path: Path) -> Place:
 
 
 @pytest.mark.desktop
-def test_episodes_are_stored_and_queried_without_locks_of_the_kernel(place: Place) -> None:
+def test_episodes_are_stored_and_queried_without_kernel_locks(place: Place) -> None:
     place.configure()
     collected = place.run("collect", *SETTINGS, "--oracle", "--max-tasks", "2", "--json")
     assert collected.returncode == 0, collected.stderr[-3000:]
@@ -85,7 +85,7 @@ def test_episodes_are_stored_and_queried_without_locks_of_the_kernel(place: Plac
     assert '"number":2' in asked.stdout.replace(" ", "")
 
 
-def test_an_old_state_is_not_given_lock_files_while_others_may_use_it(place: Place) -> None:
+def test_an_old_state_gets_no_lock_files_while_other_programs_may_use_it(place: Place) -> None:
     place.configure()
     (place.state / "trajectories").mkdir(parents=True)
     done = place.run("collect", *SETTINGS, "--oracle")
@@ -104,7 +104,7 @@ def test_dagsters_records_need_a_disk_with_locks(place: Place) -> None:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
-    """One folder as two hosts see it, each other's changes late."""
+    """One folder as two hosts see it. Each host sees the other's changes late."""
     if shutil.which("bindfs") is None or not Path("/dev/fuse").exists() or os.geteuid() != 0:
         pytest.skip("two hosts are mounts of bindfs (scripts/setup hosts), which needs root and /dev/fuse")
     shared = tmp_path / "shared"

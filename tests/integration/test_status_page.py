@@ -47,7 +47,7 @@ def log_in(page: Page, server: RunningServer) -> None:
 
 
 def open_episode(http: httpx.Client) -> tuple[str, str]:
-    """(episode id, replica id). A server whose desktops are being reset on a busy machine is asked again."""
+    """Returns (episode id, replica id). Repeats the request while desktops are being reset on a busy machine."""
     until = time.monotonic() + 180.0
     while True:
         answer = http.post("/reset", json={"task_config": TASK, "client_id": "a <i>client</i>"})
@@ -55,12 +55,12 @@ def open_episode(http: httpx.Client) -> tuple[str, str]:
             break
         assert time.monotonic() < until, answer.text
     assert answer.status_code == httpx.codes.OK, answer.text
-    told: dict[str, Any] = answer.json()
-    return told["episode_id"], told["replica_id"]
+    reported: dict[str, Any] = answer.json()
+    return reported["episode_id"], reported["replica_id"]
 
 
 def picture_of(page: Page, replica_id: str) -> str:
-    """The address of the picture that a card shows; another one for each new picture."""
+    """The address of the picture that a card shows. Each new picture has a different address."""
     return page.locator(f"[data-replica={replica_id}] img").get_attribute("src") or ""
 
 
@@ -96,14 +96,14 @@ def test_the_api_page_asks_for_the_token_and_sends_requests_with_it(
         page.screenshot(path=f"{folder}/api-page.png", full_page=True)
 
 
-def test_the_api_page_tells_that_a_token_is_wrong(page: Page, server: RunningServer) -> None:
+def test_the_api_page_reports_a_wrong_token(page: Page, server: RunningServer) -> None:
     page.goto(f"{server.url}/docs")
     page.locator("#token").fill("wrong")
     page.keyboard.press("Enter")
     expect(page.locator("#token-error")).to_have_text("The server refused this token.")
 
 
-def test_wrong_token_is_told_and_may_be_typed_again(page: Page, server: RunningServer) -> None:
+def test_wrong_token_is_reported_and_may_be_typed_again(page: Page, server: RunningServer) -> None:
     page.goto(server.url)
     page.locator("#token").fill("wrong")
     page.keyboard.press("Enter")
@@ -113,7 +113,7 @@ def test_wrong_token_is_told_and_may_be_typed_again(page: Page, server: RunningS
     expect(page.locator(".card")).to_have_count(2)
 
 
-def test_picture_and_step_number_change_with_a_step_and_nobody_reloads(
+def test_picture_and_step_number_change_with_a_step_without_a_reload(
     page: Page, server: RunningServer, http: httpx.Client, complaints: list[str]
 ) -> None:
     log_in(page, server)
@@ -135,7 +135,7 @@ def test_picture_and_step_number_change_with_a_step_and_nobody_reloads(
 
 
 @pytest.mark.parametrize("failure", ["empty", "lost"])
-def test_picture_that_did_not_come_is_fetched_again(page: Page, server: RunningServer, failure: str) -> None:
+def test_picture_that_failed_to_load_is_fetched_again(page: Page, server: RunningServer, failure: str) -> None:
     requests: list[str] = []
 
     def fail_first(route: Route) -> None:
@@ -154,7 +154,7 @@ def test_picture_that_did_not_come_is_fetched_again(page: Page, server: RunningS
     assert len(requests) == 4
 
 
-def test_a_screen_that_moves_between_steps_is_shown_as_it_moves(
+def test_screen_changes_between_steps_are_shown_live(
     page: Page, server: RunningServer, http: httpx.Client, complaints: list[str]
 ) -> None:
     episode_id, replica_id = open_episode(http)
@@ -176,7 +176,7 @@ def test_a_screen_that_moves_between_steps_is_shown_as_it_moves(
     assert complaints == []
 
 
-def test_action_and_words_of_a_step_are_shown_and_the_reward_when_it_comes(
+def test_action_and_text_of_a_step_are_shown_and_the_reward_once_it_is_known(
     page: Page, server: RunningServer, http: httpx.Client, complaints: list[str]
 ) -> None:
     episode_id, replica_id = open_episode(http)
@@ -236,7 +236,7 @@ def test_killed_desktop_is_shown_as_replaced(page: Page, server: RunningServer, 
     expect(page.locator("#totals .bad")).to_contain_text("env fault")
 
 
-def test_looking_is_no_use_of_an_episode(page: Page, server: RunningServer, http: httpx.Client) -> None:
+def test_viewing_an_episode_does_not_count_as_use_of_it(page: Page, server: RunningServer, http: httpx.Client) -> None:
     episode_id, replica_id = open_episode(http)
     log_in(page, server)
     expect(page.locator(f"[data-replica={replica_id}] img")).to_be_visible()
@@ -260,7 +260,7 @@ def test_page_fits_its_window(page: Page, server: RunningServer, width: int) -> 
     expect(page.locator(".card:visible")).to_have_count(0)
 
 
-def test_figures_need_the_token_and_the_page_may_load_nothing_else(server: RunningServer) -> None:
+def test_status_data_needs_the_token_and_the_page_may_load_nothing_from_elsewhere(server: RunningServer) -> None:
     for path in ("/status.json", "/status/replicas/local-0/picture"):
         assert httpx.get(server.url + path).status_code == 401
     page = httpx.get(f"{server.url}/", follow_redirects=True)
@@ -271,7 +271,7 @@ def test_figures_need_the_token_and_the_page_may_load_nothing_else(server: Runni
     assert "http" not in policy
 
 
-def test_picture_is_as_small_as_asked_for(http: httpx.Client) -> None:
+def test_picture_is_as_small_as_requested(http: httpx.Client) -> None:
     small = http.get("/status/replicas/local-0/picture", params={"width": 160})
     large = http.get("/status/replicas/local-0/picture", params={"width": 640})
     assert small.content.startswith(b"\xff\xd8")

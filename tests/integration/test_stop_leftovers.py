@@ -30,8 +30,8 @@ async def provider(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lo
 
 
 def held_here() -> dict[str, object]:
-    """Of this process, which is the provider's."""
-    # Unlike a glob, a walk goes on where other desktops' groups vanish.
+    """What this process holds, which runs the provider."""
+    # Unlike a glob, a walk continues where other desktops' groups vanish.
     folders = [name for _, names, _ in os.walk("/sys/fs/cgroup") for name in names]
     return {
         "desktops": len(desktops_below(os.getpid())),
@@ -76,7 +76,7 @@ async def test_a_control_group_with_a_process_in_it_is_removed_once_that_has_end
     await until_same(before)
 
 
-async def test_closing_names_what_does_not_end_and_removes_all_else(provider: LocalProvider) -> None:
+async def test_closing_names_a_desktop_that_does_not_end_and_removes_all_others(provider: LocalProvider) -> None:
     before = held_here()
     stuck, other = [await provider.start(f"replica-{number}") for number in range(2)]
     bubblewrap, _ = sorted(desktops_below(os.getpid()))

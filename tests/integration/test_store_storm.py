@@ -1,6 +1,6 @@
 """Many processes on one store: appends, parts written again, compaction, collection, a reader; and kills at any moment.
 
-OSWORLD_STORE_SECONDS makes the storm longer (60 for the figures people quote)."""
+OSWORLD_STORE_SECONDS makes the storm longer (60 for the published figures)."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 3 + 240)
-def test_writers_compaction_and_collection_lose_and_double_no_row_and_fail_no_read(tmp_path: Path) -> None:
+def test_writers_compaction_and_collection_lose_or_duplicate_no_row_and_fail_no_read(tmp_path: Path) -> None:
     storm = run_storm(tmp_path, seconds=SECONDS, num_writers=4 if SECONDS < 30 else 10, compact_every_s=0.5)
     assert storm.failures == []
     assert storm.upkeep_failures == []
@@ -49,7 +49,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_upkeep_killed_at_any_moment_leaves_the_store_whole(tmp_path: Path) -> None:
+def test_upkeep_killed_at_any_moment_leaves_the_store_intact(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     rebuild_catalog(state)
     store = TrajectoryStore(state)

@@ -44,7 +44,7 @@ def client_of(servers: EnvServers) -> EnvClient:
 
 
 def instances_of(family: str) -> tuple[SuiteTask, ...]:
-    # 7 + 1: the held-out one is among the first eight, whatever a recipe asks for.
+    # 7 + 1: the held-out one is among the first eight for any recipe.
     suite = build_suite(seed=0, families=[family], num_train=NUM_INSTANCES - 1, num_heldout=1, screen=SCREEN)
     return (*suite.train, *suite.heldout)
 
@@ -103,14 +103,14 @@ async def test_clicking_every_button_solves_nothing(servers: EnvServers):
 
 
 @pytest.mark.parametrize("screen", [(1920, 1080)])
-async def test_oracles_hold_on_a_large_screen(tmp_path: Path, screen: tuple[int, int]):
+async def test_oracles_earn_one_on_a_large_screen(tmp_path: Path, screen: tuple[int, int]):
     suite = build_suite(seed=1, num_train=1, num_heldout=1, screen=screen)
     with embedded_env_server(server_spec(StateDir(tmp_path), screen)) as own:
         played = await play_all(own, [(item, item.oracle) for item in suite.train])
     assert rewards_by_task(played) == {item.task.task_id: 1.0 for item in suite.train}
 
 
-async def test_recording_keeps_what_the_model_will_see(servers: EnvServers):
+async def test_recording_keeps_the_screens_that_the_model_will_see(servers: EnvServers):
     tasks = [instances_of(family)[0] for family in ("rename_folder", "click_button", "type_text")]
     async with client_of(servers) as client:
         recording = await record(

@@ -34,7 +34,7 @@ async def play(url: str, task: Task) -> None:
 def test_what_an_env_server_does_for_an_episode_is_in_the_episodes_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)  # the looks at the server are not in it
+    monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)  # the polls of the server are not in the trace
     (item,) = build_suite(seed=0, families=["rename_folder"], num_train=1, num_heldout=1, screen=SCREEN).train
     size = f"{SCREEN[0]}x{SCREEN[1]}"
     with (

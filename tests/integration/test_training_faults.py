@@ -1,9 +1,9 @@
-"""A GSPO phase on real desktops while what it rests on is killed at random: env server, desktops, policy server, the
-trainer itself, and a disk that fills up. It ends with the checkpoint and the groups of an undisturbed run, nothing is
-recorded twice, and no fault is a reward.
+"""A GSPO phase on real desktops with faults at random times: the env server, desktops, the policy server or the trainer
+itself is killed, or a disk fills up. The phase ends with the checkpoint and the groups of an undisturbed run, nothing
+is recorded twice, and no fault is counted as a reward.
 
 `make test-faults` runs it. OSWORLD_CHAOS_KILLS sets the number of faults (the phase grows with it), OSWORLD_CHAOS_SEED
-their kinds and moments; with pytest's -s it tells what happened.
+their kinds and times; with pytest's -s it prints what happened.
 """
 
 import io
@@ -21,7 +21,7 @@ import httpx
 import pytest
 from chaos import Chaos, Fault, Program, Server, env_server, plan_faults, policy_server, small_disk
 from env_server_process import desktops_below, processes_below
-from launches import wait_for_nobody
+from launches import wait_for_no_process
 from PIL import Image
 
 from osworld_pipeline.agent.observation_text import assistant_message, system_message, user_message
@@ -72,7 +72,7 @@ def chaos_recipe(mode: str, *more: str) -> Recipe:
 
 
 def drawn_settings(rng: random.Random) -> list[str]:
-    """With little patience a fault is an episode's outcome, with more of it the episode is tried again."""
+    """With a small retry budget a fault is an episode's outcome; with a larger one the episode is tried again."""
     return [
         f"trainer.save_every={rng.choice((1, 2))}",
         f"gspo.max_env_attempts={rng.choice((1, 1, 3))}",
@@ -84,7 +84,7 @@ def drawn_settings(rng: random.Random) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Road:
-    """What lies before the phase; every run has a copy."""
+    """The state folder and the servers from before the phase; every run gets a copy of the state."""
 
     root: Path
     env: Server
@@ -109,13 +109,13 @@ def road(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Road]:
         yield Road(root=root, env=env, policy=policy, folder=folder)
         env.stop()
         policy.stop()
-        left = wait_for_nobody(folder, limit_s=25)
+        left = wait_for_no_process(folder, limit_s=25)
         assert not left, f"left running: {left}"
         assert list((folder / "tmp").iterdir()) == [], "an env server left temporary files"
 
 
 def write_tasks(state: StateDir, recipe: Recipe) -> None:
-    """The suite's training tasks, each with a demonstration that may join a group which failed."""
+    """The suite's training tasks, each with a demonstration that may join a failed group."""
     blobs, dialect = BlobStore(state.blobs), load_dialect(recipe.agent.dialect)
     tasks, rows = [], []
     for number, item in enumerate(recipe_suite(recipe).train):
@@ -155,7 +155,7 @@ def write_tasks(state: StateDir, recipe: Recipe) -> None:
 
 
 def phase_of(road: Road, recipe: Recipe, place: Path) -> tuple[StateDir, Program]:
-    """A state folder at the beginning of the phase, and the trainer that is to end it."""
+    """A state folder at the start of the phase, and the trainer that runs the phase."""
     logs = road.folder / f"{place.parent.name}-{place.name}"
     logs.mkdir()
     state = StateDir(place / "state")
@@ -194,12 +194,12 @@ def run_phase(
     finally:
         if trainer.is_running:
             trainer.kill()
-    print(chaos.told())
+    print(chaos.reported())
     return chaos
 
 
 def victims_of(server: Server) -> list[int]:
-    """Desktops, and whatever runs in one, which often nothing depends on."""
+    """Desktops and the processes inside them; often nothing depends on such a process."""
     if not server.is_running:
         return []
     try:
@@ -218,11 +218,11 @@ def num_live(server: Server) -> int:
 
 @pytest.fixture(scope="module")
 def undisturbed(road: Road, tmp_path_factory: pytest.TempPathFactory) -> StateDir:
-    """A synchronous phase that nothing is done to."""
+    """A synchronous phase without faults."""
     state, trainer = phase_of(road, chaos_recipe("synchronous"), tmp_path_factory.mktemp("undisturbed") / "run")
     chaos = run_phase(road, trainer, [], random.Random(0))
-    assert trainer.num_starts == 1, chaos.told()
-    check_state(state, chaos.told())
+    assert trainer.num_starts == 1, chaos.reported()
+    check_state(state, chaos.reported())
     return state
 
 
@@ -257,16 +257,16 @@ def test_a_phase_disturbed_at_random_ends_as_an_undisturbed_one(
         num_faults = max(1, NUM_KILLS // 2) if is_trainer_alone else NUM_KILLS
         plan = plan_faults(kinds, num_faults, rng)
         chaos = run_phase(road, trainer, plan, rng, disk=tmp_path / "disk" if has_disk else None)
-        told = f"seed {seed}: {chaos.told()}"
-        assert chaos.done, told
-        check_state(state, told)
-        assert groups_by_update(state) == groups_by_update(undisturbed), told
-        if kinds == SERVICES:  # a trainer that dies takes what was rolled out for its update with it
-            assert num_faulted(state) > 0, f"no fault was recorded; {told}"
+        reported = f"seed {seed}: {chaos.reported()}"
+        assert chaos.done, reported
+        check_state(state, reported)
+        assert groups_by_update(state) == groups_by_update(undisturbed), reported
+        if kinds == SERVICES:  # a killed trainer loses the rollouts of its update
+            assert num_faulted(state) > 0, f"no fault was recorded; {reported}"
         if is_trainer_alone:
-            assert trainer.num_starts == chaos.done[Fault.TRAINER] + 1, told
+            assert trainer.num_starts == chaos.done[Fault.TRAINER] + 1, reported
             first = first_differences(state, undisturbed)
-            assert final_digest(state) == final_digest(undisturbed), f"{first}; {told}"
+            assert final_digest(state) == final_digest(undisturbed), f"{first}; {reported}"
     if not is_trainer_alone and not has_disk:
         pytest.skip("all of it held, but for the full disk: mounting a small one is not allowed here")
 
@@ -278,7 +278,7 @@ def final_digest(state: StateDir) -> str:
 
 
 def first_differences(state: StateDir, other: StateDir) -> list[tuple[object, ...]]:
-    """The first steps that were not seen, said or carried out alike, and how their episodes ended."""
+    """The first steps whose screenshots, responses or outcomes differ, and how their episodes ended."""
     sql = """
         SELECT e."update", e.episode_id, s.step_index, s.screenshot_sha256, s.response_text, e.outcome, e.error
         FROM episodes e LEFT JOIN steps s USING (episode_id) ORDER BY ALL"""
@@ -287,7 +287,7 @@ def first_differences(state: StateDir, other: StateDir) -> list[tuple[object, ..
 
 
 def groups_by_update(state: StateDir) -> list[tuple[int, int]]:
-    """Those that took a place in an update; a stale one had another in its stead."""
+    """Groups that took a place in an update; a stale group was replaced by another."""
     sql = (
         "SELECT \"update\", count(*) FROM rollout_groups WHERE fate NOT IN ('stale', 'held', 'superseded') "
         "GROUP BY ALL ORDER BY ALL"
@@ -335,29 +335,29 @@ NOTHING = {
 }
 
 
-def check_state(state: StateDir, told: str) -> None:
+def check_state(state: StateDir, reported: str) -> None:
     checkpoint = read_checkpoint(state, STAGE)
-    assert checkpoint is not None, told
+    assert checkpoint is not None, reported
     folder = state.root / checkpoint.path
-    assert checkpoint.num_updates == NUM_UPDATES, told
-    assert checkpoint.weights_digest == weights_digest(folder), told
-    assert checkpoint.weights_digest != weights_digest(state.checkpoints / "base-1"), f"nothing was learned; {told}"
+    assert checkpoint.num_updates == NUM_UPDATES, reported
+    assert checkpoint.weights_digest == weights_digest(folder), reported
+    assert checkpoint.weights_digest != weights_digest(state.checkpoints / "base-1"), f"nothing was learned; {reported}"
     verify_checkpoint(folder, is_required=True)
     rebuild_catalog(state)
     for what, sql in NOTHING.items():
-        assert run_query(state, sql).rows == [], f"{what}; {told}"
-    assert groups_by_update(state) == [(update, TASKS_PER_UPDATE) for update in range(1, NUM_UPDATES + 1)], told
+        assert run_query(state, sql).rows == [], f"{what}; {reported}"
+    assert groups_by_update(state) == [(update, TASKS_PER_UPDATE) for update in range(1, NUM_UPDATES + 1)], reported
     updates = run_query(state, f"SELECT \"update\" FROM updates WHERE stage_key = '{STAGE}' ORDER BY 1").rows
-    assert updates == [(update,) for update in range(1, NUM_UPDATES + 1)], told
-    assert run_query(state, "SELECT count(*) > 0 FROM injections").rows == [(True,)], told
+    assert updates == [(update,) for update in range(1, NUM_UPDATES + 1)], reported
+    assert run_query(state, "SELECT count(*) > 0 FROM injections").rows == [(True,)], reported
     outcomes = run_query(state, "SELECT outcome, attempt, count(*) FROM episodes GROUP BY ALL ORDER BY ALL").rows
     print("outcome, attempt, episodes:", outcomes)
     print("fate, groups:", run_query(state, "SELECT fate, count(*) FROM rollout_groups GROUP BY ALL ORDER BY ALL").rows)
     seen = {row[0] for row in run_query(state, "SELECT DISTINCT screenshot_sha256 FROM steps").rows}
-    assert seen <= {path.stem for path in state.blobs.glob("*/*")}, told
+    assert seen <= {path.stem for path in state.blobs.glob("*/*")}, reported
     left = [path for path in state.root.rglob("*") if is_temporary(path)]
-    assert left == [], told
-    assert {path.name for path in state.checkpoints.iterdir() if path.is_dir()} == {"base-1", STAGE}, told
+    assert left == [], reported
+    assert {path.name for path in state.checkpoints.iterdir() if path.is_dir()} == {"base-1", STAGE}, reported
 
 
 def is_temporary(path: Path) -> bool:

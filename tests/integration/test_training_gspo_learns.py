@@ -1,4 +1,4 @@
-"""Sampler and trainer together: what the engine samples is what the trainer trains, and reward goes up."""
+"""Sampler and trainer together: the trainer trains on exactly what the engine samples, and reward goes up."""
 
 import io
 from pathlib import Path

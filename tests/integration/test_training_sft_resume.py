@@ -20,7 +20,7 @@ from osworld_pipeline.tables.catalog import fresh_views
 
 
 def kill_at(process: subprocess.Popen[str], kind: str, update: int) -> None:
-    """SIGKILL as soon as the process has reported that."""
+    """Sends SIGKILL as soon as the process reports a message of that kind for that update or a later one."""
     assert process.stdout is not None
     deadline = time.monotonic() + PATIENCE_S
     for line in process.stdout:
@@ -61,8 +61,8 @@ def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path: Pa
     assert tuple(source.row_id for source in got.sources) == got.row_ids
     assert {(source.source_path, source.licence) for source in got.sources} == {("raw.jsonl", "mit")}
     assert got.weights_digest != read_checkpoint(StateDir(tmp_path / "broken"), "base-1").weights_digest
-    # The second start went on from the last whole checkpoint of the first (that of update 15 may have been in the
-    # writing when the process was killed), and said how it ended.
+    # The second start continued from the last complete checkpoint of the first (that of update 15 may have been
+    # incomplete when the process was killed), and reported how it ended.
     assert min(message["update"] for message in messages if message["kind"] == "metrics") > 10
     assert messages[-1]["result"]["weights_digest"] == got.weights_digest
     losses = 'SELECT "update", weights_id, loss, learning_rate FROM updates ORDER BY 1'

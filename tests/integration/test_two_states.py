@@ -1,5 +1,5 @@
 """Two states of one project, each with Dagster's pages, daemon and sensors at the same time: neither runs, ranks or
-reports what belongs to the other. The keys of the assets of one of them have a prefix."""
+reports what belongs to the other. The asset keys of one state have a prefix."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ START_LIMIT_S, RUN_LIMIT_S = 180.0, 240.0
 
 
 def make_state(root: Path, checkpoint_id: str) -> StateDir:
-    """An evaluated checkpoint, of which there is no record: no sensor evaluates it."""
+    """A state with an evaluated checkpoint that has no record, so no sensor evaluates it."""
     state = StateDir(root)
     episode = make_episode(
         f"eval-{checkpoint_id}-k-t-s0", checkpoint_id=checkpoint_id, stage_key=f"eval-{checkpoint_id}-k", task_id="t",
@@ -43,7 +43,7 @@ def make_state(root: Path, checkpoint_id: str) -> StateDir:
 
 @contextmanager
 def serving(project: Path, state: StateDir, prefix: str) -> Iterator[dg.DagsterInstance]:
-    """The state's instance while `osworld-pipeline dev` serves it. `prefix`: of the keys of its assets."""
+    """The state's instance while `osworld-pipeline dev` serves it. `prefix` is that of its asset keys."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

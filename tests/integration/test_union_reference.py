@@ -1,6 +1,6 @@
-"""Our artefacts beside those of Slime-OSWorld's own script, run from its checkout by path, value by value.
+"""Our artefacts compared value by value with those of Slime-OSWorld's own script, run from its checkout by path.
 
-The checkout is no part of this repository: OSWORLD_PEERS names a folder that holds slime/.
+The checkout is not part of this repository: OSWORLD_PEERS names a folder that holds slime/.
 """
 
 import json
@@ -52,7 +52,7 @@ JSON = st.recursive(
 
 @st.composite
 def records(draw: Callable[[Any], Any]) -> dict[str, Any]:
-    """Well-formed by Slime-OSWorld's rules: every image has its placeholder, contents are strings or lists."""
+    """Records, well-formed by Slime-OSWorld's rules: every image has its placeholder, contents are strings or lists."""
     messages: list[dict[str, Any]] = []
     images = []
     for _ in range(draw(st.integers(1, 3))):
@@ -138,7 +138,7 @@ def test_turns_are_kept_and_dropped_as_the_reference_does(checkout: Path) -> Non
     theirs = json.loads(done.stdout)
     dialect = load_dialect("slime")
     assert [is_action(dialect, text) for text in clean] == theirs[: len(clean)]
-    # Damaged turns: what ours drops beyond the reference names an action, key or status that does not exist.
+    # Damaged turns: a turn that only ours drops names an action, key or status that does not exist.
     kept = [text for text, is_kept in zip(damaged, theirs[len(clean) :], strict=True) if is_kept]
     dropped = [text for text in kept if not is_action(dialect, text)]
     assert len(dropped) <= 0.02 * len(damaged)

@@ -1,4 +1,4 @@
-"""Demonstrations played back on real desktops: what a recording claims is what it earns, or it is found out."""
+"""Demonstrations played back on real desktops: a recording that does not earn the reward it claims is found."""
 
 import json
 import subprocess
@@ -107,12 +107,12 @@ def tries(state: StateDir) -> list[ReplayVerification]:
 
 
 def journalled(state: StateDir) -> list[dict[str, Any]]:
-    """What a killed run had finished."""
+    """The results that a killed run had finished."""
     paths = (state.trajectories / FOLDER).glob("*.jsonl")
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-async def test_playback_believes_what_is_earned_and_a_killed_run_repeats_nothing(tmp_path: Path) -> None:
+async def test_playback_records_the_earned_reward_and_a_restart_after_a_kill_repeats_nothing(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     rename, click = ITEMS[0], next(item for item in ITEMS if item.family != ITEMS[0].family)
     items, blobs = [rename, click], BlobStore(state.blobs)

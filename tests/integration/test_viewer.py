@@ -1,5 +1,5 @@
-"""The trajectory viewer in a real browser, over the real program: filters, steps, keys, colours, and a store that is
-written meanwhile."""
+"""The trajectory viewer in a real browser, served by the real program: filters, steps, keys, colours, and a store that
+is written while a page is open."""
 
 import io
 import os
@@ -30,7 +30,7 @@ MARK = (214, 0, 108)
 
 @contextmanager
 def viewer(state: StateDir, **environment: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """The program and its address."""
+    """Runs the viewer; gives its address and its process."""
     command = [sys.executable, "-m", "osworld_pipeline.cli", "view", "--state", str(state.root), "--port", "0"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}
@@ -68,7 +68,7 @@ def viewport() -> tuple[int, int]:
 
 @pytest.fixture(autouse=True)
 def quiet(complaints: list[str]) -> Iterator[None]:
-    """The console of a page has nothing to complain of."""
+    """The console of a page must show no complaints."""
     yield
     assert complaints == []
 
@@ -77,7 +77,7 @@ def shown_step(page: Page) -> str:
     return page.locator("[data-position]").inner_text()
 
 
-def test_facets_narrow_the_list_without_a_reload_and_each_state_is_an_address(page: Page, url: str) -> None:
+def test_facets_narrow_the_list_without_a_reload_and_each_state_has_an_address(page: Page, url: str) -> None:
     page.goto(f"{url}/episodes")
     page.evaluate("document.body.dataset.isTheSame = 'yes'")
     expect(page.locator(".row-link")).to_have_count(33)
@@ -109,7 +109,7 @@ def test_search_and_a_condition_in_sql_narrow_the_list(page: Page, url: str) -> 
     expect(page.get_by_role("alert")).to_contain_text("DuckDB refuses the condition")
 
 
-def test_keys_step_through_an_episode_and_the_step_is_an_address(page: Page, url: str) -> None:
+def test_keys_step_through_an_episode_and_each_step_has_an_address(page: Page, url: str) -> None:
     page.goto(url + SOLVED)
     assert shown_step(page) == "step 1 of 6"
     for key, position in (
@@ -135,7 +135,7 @@ def test_keys_step_through_an_episode_and_the_step_is_an_address(page: Page, url
 
 
 def test_mark_lies_on_the_pixels_that_were_clicked(page: Page, url: str) -> None:
-    """The sample clicks the middle of a blue button: on the screen that a person sees the ring is around it."""
+    """The sample clicks the middle of a blue button: the ring on the displayed screen must be around the button."""
     page.goto(f"{url}{SOLVED}?step=3")
     image = page.locator(".step:visible img")
     expect(image).to_have_js_property("complete", True)
@@ -195,7 +195,7 @@ def test_two_checkpoints_are_compared_and_their_episodes_shown_side_by_side(page
         expect(page.locator(".lane").nth(lane).locator(".step:visible")).to_have_attribute("data-step", "1")
 
 
-def test_keys_alone_reach_an_episode_and_lead_on_and_back(page: Page, url: str) -> None:
+def test_keys_alone_open_an_episode_and_its_neighbours_and_return_to_the_list(page: Page, url: str) -> None:
     page.goto(f"{url}/episodes?sort=task&outcome=success")
     page.keyboard.press("j")
     page.keyboard.press("j")
@@ -222,7 +222,7 @@ def test_keys_alone_reach_an_episode_and_lead_on_and_back(page: Page, url: str) 
     expect(page.get_by_role("dialog")).not_to_be_visible()
 
 
-def test_way_back_shows_the_row_that_was_open(page: Page, url: str) -> None:
+def test_returning_to_a_list_focuses_and_shows_the_row_that_was_open(page: Page, url: str) -> None:
     for path, row in (("/episodes?sort=oldest", 32), ("/groups", 1)):
         page.goto(url + path)
         page.locator(".row-link").nth(row).click()
@@ -232,7 +232,7 @@ def test_way_back_shows_the_row_that_was_open(page: Page, url: str) -> None:
         expect(page.locator(".row-link").nth(row)).to_be_in_viewport()
 
 
-def test_tab_reaches_every_control_and_each_shows_that_it_is_reached(page: Page, url: str) -> None:
+def test_tab_reaches_every_control_and_the_focused_control_has_an_outline(page: Page, url: str) -> None:
     for path in ("/episodes", SOLVED):
         page.goto(url + path)
         wanted = page.evaluate(
@@ -252,7 +252,7 @@ def test_tab_reaches_every_control_and_each_shows_that_it_is_reached(page: Page,
         assert len(reached) == wanted, path
 
 
-def test_every_picture_and_every_field_has_a_name(page: Page, url: str) -> None:
+def test_every_picture_and_every_control_has_an_accessible_name(page: Page, url: str) -> None:
     for path in PAGES:
         page.goto(url + path)
         nameless = page.evaluate(
@@ -280,7 +280,7 @@ def test_pages_fit_their_window(page: Page, url: str, width: int) -> None:
     expect(page.locator(".row-link")).to_have_count(1)
 
 
-def test_what_a_model_wrote_takes_nothing_over(page: Page, url: str) -> None:
+def test_a_script_in_a_model_response_is_shown_as_text_and_does_not_run(page: Page, url: str) -> None:
     for path in ("/episode/hostile", "/episodes?sort=oldest"):
         page.goto(url + path)
         page.wait_for_timeout(200)
@@ -289,7 +289,7 @@ def test_what_a_model_wrote_takes_nothing_over(page: Page, url: str) -> None:
     expect(page.locator(".response").first).to_contain_text("<script>document.title='taken over'</script>")
 
 
-def test_store_that_is_written_meanwhile_is_announced_and_shown(page: Page, tmp_path: Path) -> None:
+def test_episodes_written_while_the_page_is_open_are_announced_and_shown(page: Page, tmp_path: Path) -> None:
     state = StateDir(tmp_path / "var")
     state.root.mkdir()
     with viewer(state) as (url, process):
@@ -325,7 +325,7 @@ def test_token_is_asked_for_and_kept_out_of_the_address(browser: Browser, state:
         context.close()
 
 
-def test_port_that_is_taken_is_one_sentence(url: str, state: StateDir) -> None:
+def test_a_port_in_use_ends_with_one_clear_error(url: str, state: StateDir) -> None:
     port = url.rpartition(":")[2]
     command = [sys.executable, "-m", "osworld_pipeline.cli", "view", "--state", str(state.root), "--port", port]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

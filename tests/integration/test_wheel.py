@@ -1,4 +1,4 @@
-"""What the wheel holds, and what a user gets who has only it: in an empty folder, without a checkout on the search
+"""What the wheel holds, and what a user gets from the wheel alone: in an empty folder, without a checkout on the search
 path. The dependencies are those of this interpreter (`Installed.with_present_packages`); `make test-install` installs
 all of them anew."""
 
@@ -58,7 +58,7 @@ def installed(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture
 def project(installed: Installed, tmp_path: Path) -> Path:
-    """A folder after `init`."""
+    """A project folder made by `init`."""
     assert installed.command("init", cwd=tmp_path).returncode == 0
     return tmp_path
 
@@ -92,7 +92,7 @@ def test_sdist_has_what_builds_the_wheel_and_no_more(built: tuple[Path, Path]) -
 
 
 def contents_of(wheel: Path) -> dict[str, bytes]:
-    """Without the version of the program that built it, and the digests of all files."""
+    """The files of a wheel, without the version of the program that built it and the digests of all files."""
     with zipfile.ZipFile(wheel) as archive:
         names = (name for name in archive.namelist() if not name.endswith((".dist-info/WHEEL", ".dist-info/RECORD")))
         return {name: archive.read(name) for name in names}
@@ -120,7 +120,7 @@ def test_no_checkout_is_on_the_search_path(installed: Installed, tmp_path: Path)
     assert str(ROOT) not in succeed(installed.python, "-c", code, cwd=tmp_path).replace(str(installed.root), "")
 
 
-def test_without_a_command_it_says_what_is_here_and_what_to_do_next(installed: Installed, tmp_path: Path) -> None:
+def test_without_a_command_it_prints_what_is_here_and_what_to_do_next(installed: Installed, tmp_path: Path) -> None:
     done = installed.command(cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "no project" in done.stdout
@@ -130,7 +130,7 @@ def test_without_a_command_it_says_what_is_here_and_what_to_do_next(installed: I
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_needs_a_project_names_init(installed: Installed, tmp_path: Path) -> None:
+def test_a_command_that_needs_a_project_names_init(installed: Installed, tmp_path: Path) -> None:
     done = installed.command("demo", "--recipe", "smoke", cwd=tmp_path)
     assert done.returncode == 1
     assert "there is no dagster.yaml in" in done.stderr
@@ -148,7 +148,7 @@ def test_setup_prints_the_list_for_an_administrator(installed: Installed, tmp_pa
     assert done.stdout == "" or done.stdout.startswith("apt-get update && apt-get install -y --no-install-recommends ")
 
 
-def test_doctor_of_a_project_names_nothing_that_is_not_there(installed: Installed, project: Path) -> None:
+def test_doctor_in_a_project_names_nothing_that_a_wheel_does_not_ship(installed: Installed, project: Path) -> None:
     answer = json.loads(installed.command("doctor", "--json", cwd=project).stdout)
     found = {finding["name"]: finding for finding in answer["findings"]}
     assert (found["dagster-home"]["status"], found["dagster-instance"]["status"]) == ("ok", "ok")
@@ -159,7 +159,7 @@ def test_doctor_of_a_project_names_nothing_that_is_not_there(installed: Installe
     assert not (project / "var").exists(), "looking makes nothing"
 
 
-def test_a_plan_can_be_made_with_the_recipe_to_change(installed: Installed, project: Path) -> None:
+def test_a_plan_can_be_made_with_the_editable_recipe_of_the_project(installed: Installed, project: Path) -> None:
     done = installed.command("train", "--recipe", "recipe.toml", "--dry-run", cwd=project)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "recipe recipe" in done.stdout
@@ -180,19 +180,19 @@ def test_dagster_loads_the_workspace(installed: Installed, project: Path, own: t
     for name in own:
         (project / name).mkdir()
         (project / name / "__init__.py").write_text("raise SystemExit('the package of the user is imported')\n")
-    told = run(installed.python, "-m", "dagster", "job", "list", "-w", "workspace.yaml", cwd=project)
-    assert told.returncode == 0, told.stdout + told.stderr
-    assert "Job: train" in told.stdout
+    reported = run(installed.python, "-m", "dagster", "job", "list", "-w", "workspace.yaml", cwd=project)
+    assert reported.returncode == 0, reported.stdout + reported.stderr
+    assert "Job: train" in reported.stdout
     sentence = installed.command(cwd=project).stderr
     assert ("shadow what osworld-pipeline installs" in sentence) == bool(own)
 
 
-def test_a_missing_extra_is_one_sentence(built: tuple[Path, Path], tmp_path: Path) -> None:
-    """These cannot be imported, as after an installation without extras."""
+def test_a_missing_extra_ends_with_one_clear_error(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """The packages in `missing` cannot be imported, as after an installation without extras."""
     installed = Installed.with_present_packages(built[0], tmp_path / "venv")
     (site,) = installed.root.glob("lib/python*/site-packages")
     missing = ("dagster", "torch", "duckdb", "pyarrow", "numpy", "starlette", "fastapi")
-    # Not sitecustomize: Debian's own Python has one that hides it.
+    # Not sitecustomize.py: Debian's own Python has one that hides ours.
     (site / "missing.pth").write_text(f"import sys; sys.modules.update(dict.fromkeys({missing}))\n")
     done = installed.command("demo", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("Traceback")) == (1, 0)

@@ -1,5 +1,5 @@
-"""The way of a Windows image on a real machine: our Debian disk stands in, with a login on a text screen, a disc with
-tools, and nobody inside who speaks the guest protocol."""
+"""The bring-up of a Windows image on a real machine. Our Debian disk is used instead, with a login on a text screen, a
+disc with tools, and no program inside that speaks the guest protocol."""
 
 import asyncio
 import io
@@ -84,8 +84,8 @@ PASSWORD_LINE = 4
 
 
 def shows_login() -> Sign:
-    """The kernel goes on below what the firmware wrote from line 0 on, until the login clears the screen and leaves
-    that line empty."""
+    """The kernel writes below the firmware's text, which starts at line 0, until the login clears the screen and leaves
+    line 0 empty."""
     words = shows_words(line=LOGIN_LINE, still_s=4.0).is_there
 
     async def is_there(sight: Sight) -> bool:
@@ -106,7 +106,7 @@ def first_lit_row(screen: Image.Image) -> int:
 
 
 def shows_words(*, line: int, still_s: float) -> Sign:
-    """On this line or below it. What was typed stands above, and a caret is narrower."""
+    """Text is on this line or below it. Typed text is above this line, and a caret is narrower."""
 
     async def is_there(sight: Sight) -> bool:
         box = lit_box(sight.screen.crop((0, line * LINE_HEIGHT, *sight.screen.size)))
@@ -116,7 +116,7 @@ def shows_words(*, line: int, still_s: float) -> Sign:
 
 
 class TextLogin:
-    """An ImageSource as WindowsImage is one."""
+    """An ImageSource, like WindowsImage."""
 
     memory_mb = 512
     num_boots = 1
@@ -179,7 +179,7 @@ class TextLogin:
 class NeverUp(TextLogin):
     """Gives up on every machine as soon as it runs."""
 
-    memory_mb = 384  # so that no state saved by others is its own
+    memory_mb = 384  # so that it uses no saved state of another image
     num_boots = 3
 
     def __init__(self, base: BaseImage) -> None:
@@ -199,7 +199,7 @@ def base() -> BaseImage:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without a saved state: the first test goes all the way, the others begin where it came to."""
+    """A folder without a saved state: the first test makes one, and the others start from it."""
     return tmp_path_factory.mktemp("states")
 
 
@@ -217,7 +217,7 @@ async def desktop(base: BaseImage, images: Path) -> AsyncIterator[QemuDesktop]:
 
 
 async def file_of(desktop: QemuDesktop, path: str, *, limit_s: float = 120.0) -> bytes:
-    """Once there is something in it."""
+    """The content of the file, once there is any."""
     until = time.monotonic() + limit_s
     while True:
         data = await desktop.guest.file(path)
@@ -232,7 +232,7 @@ def call(name: str, *args: object) -> GuestCall:
 
 
 async def absolute_moves(guest: GuestClient) -> list[tuple[int, int]]:
-    """(axis, value) of each so far. An event of the kernel is 24 bytes: its kind (3 is EV_ABS) at byte 16, then axis
+    """(axis, value) of each move so far. A kernel event has 24 bytes: its kind (3 is EV_ABS) at byte 16, then axis
     and value."""
     seen = [await guest.file(f"/tmp/events-event{number}") or b"" for number in range(6)]
     return [
@@ -243,11 +243,11 @@ async def absolute_moves(guest: GuestClient) -> list[tuple[int, int]]:
     ]
 
 
-async def test_machine_is_logged_in_at_by_keys_and_restored_with_its_file_channel(desktop: QemuDesktop) -> None:
+async def test_a_machine_is_logged_in_by_keys_and_restored_with_its_file_channel(desktop: QemuDesktop) -> None:
     guest = desktop.guest
     assert await guest.screen_size() == SCREEN
     assert Image.open(io.BytesIO(await guest.screenshot("png"))).size == SCREEN
-    # Keys, in every kind that a path and a redirection need.
+    # Typing, with every kind of key that a path and a redirection need.
     await guest.act([call("write", 'echo "By <KEYS> & Shift_1!" > /tmp/typed\n')])
     assert await file_of(desktop, "/tmp/typed") == b"By <KEYS> & Shift_1!\n"
     # The absolute mouse.
@@ -256,11 +256,11 @@ async def test_machine_is_logged_in_at_by_keys_and_restored_with_its_file_channe
     while (0, 0x7FFF) not in await absolute_moves(guest):
         assert time.monotonic() < until, "the pointer did not arrive"
         await asyncio.sleep(0.2)
-    # A piece of the screen is found again where it was cut.
+    # A piece that is cut from the screen is found again at its place.
     screen = Image.open(io.BytesIO(await guest.screenshot("png"))).convert("RGB")
     top = next(y for y in range(0, 700, 8) if len(screen.crop((0, y, 64, y + 16)).getcolors() or ()) > 1)
     assert find_mark(screen, screen.crop((0, top, 64, top + 16))) == (0, top)
-    # A reset is another machine from the same state: copy-on-write, and nothing of before in it.
+    # A reset starts another machine from the same state: copy-on-write, and without any earlier change.
     old_pid, started = desktop.machine.pid, time.monotonic()
     await desktop.reset()
     print(f"restored in {time.monotonic() - started:.2f} s, overlay {desktop.machine.overlay_bytes() / 1e6:.1f} MB")
@@ -270,7 +270,7 @@ async def test_machine_is_logged_in_at_by_keys_and_restored_with_its_file_channe
     assert await file_of(desktop, "/tmp/typed") == b"again\n"
 
 
-async def test_stage_that_does_not_come_about_tells_where_its_screenshot_is(
+async def test_the_error_of_a_stage_that_is_not_reached_says_where_its_screenshot_is(
     desktop: QemuDesktop, tmp_path: Path
 ) -> None:
     machine = desktop.machine

@@ -61,7 +61,7 @@ async def until(question: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 def has_focus(guest: GuestClient, title: str) -> Callable[[], Awaitable[bool]]:
-    """Whether that window is in front and has drawn itself: before, it hears no keys."""
+    """Whether that window is in front and fully drawn: before that, it receives no keys."""
     last, since = Image.new("RGB", SCREEN), time.monotonic()
 
     async def asked() -> bool:
@@ -76,7 +76,7 @@ def has_focus(guest: GuestClient, title: str) -> Callable[[], Awaitable[bool]]:
 
 
 def differs_by_a_caret(shown: Image.Image, last: Image.Image) -> bool:
-    """Or by nothing: a caret blinks for as long as one looks."""
+    """Whether the screenshots are equal or differ only by a caret, which never stops blinking."""
     box = ImageChops.difference(shown, last).getbbox()
     return box is None or box[2] - box[0] <= MAX_CARET_WIDTH
 
@@ -134,7 +134,7 @@ WINDOW_OF = {"notepad\n": "Notepad", "cmd\n": "cmd.exe"}
 
 
 async def play(guest: GuestClient, item: SuiteTask) -> None:
-    """The oracle in the dialect's own words; each step waits for what it opens, as one who looks would."""
+    """Plays the oracle through the dialect; each step waits until the window that it opens has the focus."""
     for step in item.oracle[:-1]:
         arguments = SENDKEY.parse_strict(SENDKEY.format(step.description, step.arguments)).arguments
         assert arguments is not None
@@ -163,7 +163,7 @@ def files_of(item: SuiteTask) -> Sequence[str]:
         ("note_in_folder", "two_notes"),
     ],
 )
-async def test_oracle_earns_one_and_an_untouched_desktop_nothing(
+async def test_the_oracle_earns_one_and_an_untouched_desktop_earns_zero(
     desktop: LocalDesktop, tmp_path: Path, families: tuple[str, ...]
 ) -> None:
     limits = TaskLimits()

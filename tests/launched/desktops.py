@@ -1,4 +1,4 @@
-"""A program that asks the env servers of its job how many desktops they have; its ranks add up theirs."""
+"""A program that asks the env servers of its job how many desktops they have; its ranks add up their counts."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ def main(job: dict[str, Any], report: Report) -> dict[str, Any]:
 
 
 async def num_desktops(servers: EnvServers) -> int:
-    """When all have started."""
+    """The number of desktops, once all have started."""
     async with EnvClient(servers.urls, token=servers.token) as client:
         await client.connect()
         async with asyncio.timeout(60):

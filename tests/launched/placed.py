@@ -1,4 +1,4 @@
-"""Programs that return the node that runs them; with rollout actors, also the nodes of these."""
+"""Programs that return the node that runs them; with rollout actors, also the nodes of the actors."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,5 +1,5 @@
-"""A program for tests of the launchers; `job["act"]` says what it does. Its processes are told by `job["mark"]`, which
-it takes for its name."""
+"""A program for tests of the launchers; `job["act"]` says what it does. Its processes are found by `job["mark"]`,
+which the program sets as its name."""
 
 import ctypes
 import os
@@ -42,7 +42,7 @@ def sum_of_ranks() -> dict[str, Any]:
 
 
 def wait(*, clean_up: str | None) -> None:
-    """For a minute; where it is told to stop meanwhile, it says so in the file `clean_up`."""
+    """Waits for a minute. If the program is stopped before that, it notes it in the file `clean_up`."""
     try:
         time.sleep(60)
     finally:

@@ -1,5 +1,5 @@
 """A program whose episodes run on Ray actors, and the stub session that they open. `job`: once, many, at_start (folders
-with a file for each death: of the actor of one episode, of that of another, and of an actor that starts)."""
+with one file per kill: of the actor of one episode, of the actor of another, and of an actor that starts)."""
 
 import asyncio
 import os
@@ -26,14 +26,14 @@ SAMPLING = SamplingParams(temperature=1.0, max_new_tokens=8, seed=0)
 
 
 def die_once(folder: Path) -> None:
-    """Kills this process, as often as there are files."""
+    """Kills this process once for each file."""
     for path in folder.iterdir():
         path.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class StubSession:
-    """Episodes take a moment; one named `deadly` kills its actor, as often as its folder has files."""
+    """Episodes take a moment. An episode named `deadly` kills its actor once for each file in its folder."""
 
     def __init__(self, weights: Weights, client_id: str) -> None:
         self.weights = weights

@@ -1,7 +1,7 @@
 """A checkout of its own with a small state, in which the commands of the documentation are run.
 
-The folders are links to this checkout's; `var/` is its own, made by one run of the recipe `smoke`. What differs from a
-reader's shell is said here: a command that takes a recipe and names none takes `smoke`, an id of an example stands for
+The folders are links to this checkout's; `var/` is its own, made by one run of the recipe `smoke`. These things
+differ from a reader's shell: a command that takes a recipe and names none gets `smoke`, an example id is replaced by
 the checkpoint of its stage, and ports are free ones.
 """
 
@@ -52,7 +52,7 @@ class Checkout:
 
     @classmethod
     def make(cls, root: Path) -> "Checkout":
-        """With an empty state."""
+        """A checkout with an empty state."""
         root.mkdir(parents=True, exist_ok=True)
         for path in ROOT.iterdir():
             if path.name not in OWN:
@@ -87,7 +87,7 @@ class Checkout:
         return self.here(command)
 
     def here(self, text: str) -> str:
-        """With the ports of this checkout."""
+        """The text with the ports of this checkout."""
         return _PORT.sub(lambda found: str(self._port(found[0])), text)
 
     def shell(self, command: str, limit_s: float = LIMIT_S) -> subprocess.CompletedProcess[str]:
@@ -97,15 +97,15 @@ class Checkout:
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         ) as process:  # fmt: skip
             try:
-                printed, told = process.communicate(timeout=limit_s)
+                printed, reported = process.communicate(timeout=limit_s)
             except BaseException:
                 os.killpg(process.pid, signal.SIGKILL)
                 raise
-        return subprocess.CompletedProcess(words, process.returncode, printed, told)
+        return subprocess.CompletedProcess(words, process.returncode, printed, reported)
 
     @contextmanager
     def serving(self, command: str) -> Iterator[str]:
-        """Until the block ends; gives what the server said up to its address."""
+        """Runs the server until the block ends; gives its output up to its address."""
         process = subprocess.Popen(
             ["bash", "-e", "-o", "pipefail", "-c", command], cwd=self.root, env=self.environment,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
@@ -139,10 +139,10 @@ class Checkout:
 
 def _until_address(process: subprocess.Popen[bytes]) -> str:
     assert process.stdout is not None
-    told, deadline = b"", time.monotonic() + SERVED_LIMIT_S
-    while b"http://" not in told or not told.endswith(b"\n"):
+    reported, deadline = b"", time.monotonic() + SERVED_LIMIT_S
+    while b"http://" not in reported or not reported.endswith(b"\n"):
         ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
         data = os.read(process.stdout.fileno(), 65_536) if ready else b""
-        assert data, f"no address within {SERVED_LIMIT_S:g} s: {told.decode(errors='replace')}"
-        told += data
-    return told.decode(errors="replace")
+        assert data, f"no address within {SERVED_LIMIT_S:g} s: {reported.decode(errors='replace')}"
+        reported += data
+    return reported.decode(errors="replace")

@@ -1,5 +1,5 @@
-"""The commands of every page of the documentation, run in the order in which they stand there, in a checkout with a
-small state: `make test-docs`. What a page shows that they print is compared."""
+"""The commands of every page of the documentation, run in the order of the page, in a checkout with a
+small state: `make test-docs`. The output that a page shows is compared with theirs."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
 
 @pytest.fixture
 def checkout(filled: Checkout, tmp_path: Path) -> Iterator[Checkout]:
-    """As after the demo; of each page its own, for pages change what is in the state."""
+    """A checkout as after the demo. Each page gets its own, because pages change the state."""
     own = Checkout.make(tmp_path / "checkout")
     for path in (filled.root / "var").iterdir():
         if path.name == "programs":

@@ -32,7 +32,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_one(tmp_path:
     assert [(entry.name, entry.read_bytes()) for entry in tmp_path.iterdir()] == [("x", b"old")]
 
 
-def test_only_what_surely_dead_writers_left_is_removed(tmp_path: Path) -> None:
+def test_only_files_of_writers_that_are_surely_dead_are_removed(tmp_path: Path) -> None:
     ours = temp_name()
     elsewhere = ours.replace("-", "-0", 1)
     dead, others, silent, before_namespaces, foreign = (
@@ -61,7 +61,7 @@ print(remove_stale_temps(Path(sys.argv[1])))
 """
 
 
-def test_a_container_of_the_same_host_name_leaves_what_a_living_writer_outside_writes(tmp_path: Path) -> None:
+def test_a_container_with_the_same_host_name_keeps_the_file_of_a_live_writer_outside(tmp_path: Path) -> None:
     unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False, timeout=30).returncode:
         pytest.skip("this user may make no PID namespace")
@@ -77,7 +77,7 @@ def test_the_longest_file_name_can_be_written(tmp_path: Path) -> None:
     assert (tmp_path / ("x" * 255)).read_bytes() == b"data"
 
 
-def test_a_folder_where_a_file_stands_is_one_sentence(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_reported_with_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"cannot write .*file/x: "):
         write_file(tmp_path / "file" / "x", b"data")
@@ -94,7 +94,7 @@ with locked(Path(sys.argv[1]), timeout_s=1, error=TableError, what="it"):
 """
 
 
-def test_a_lock_is_waited_for_within_a_limit_and_names_its_holder(tmp_path: Path) -> None:
+def test_waiting_for_a_lock_has_a_limit_and_the_error_names_the_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None

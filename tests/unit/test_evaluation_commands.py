@@ -1,5 +1,5 @@
-"""`evaluate`, `collect`, `report` and `checkpoint` as they are called wrongly: each mistake is told before any desktop
-is started."""
+"""Wrong calls of `evaluate`, `collect`, `report` and `checkpoint`: each mistake is reported before any desktop is
+started."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def error_of(state: Path, *arguments: str) -> PipelineError:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("evaluate", "--suite", "heldout", "--tasks", "t.json"), "both select the tasks"),
         (("evaluate", "--seeds", "one"), "comma-separated whole numbers"),
@@ -41,12 +41,12 @@ def error_of(state: Path, *arguments: str) -> PipelineError:
         (("report", "--checkpoints", "sft-1", "--suite", "heldout"), "--checkpoints applies"),
     ],
 )
-def test_options_that_contradict_each_other_are_a_mistake_of_usage(
-    tmp_path: Path, arguments: tuple[str, ...], told: str
+def test_options_that_contradict_each_other_are_a_usage_error(
+    tmp_path: Path, arguments: tuple[str, ...], reported: str
 ) -> None:
     with pytest.raises(click.UsageError) as refused:
         call(tmp_path, *arguments)
-    assert told in refused.value.format_message()
+    assert reported in refused.value.format_message()
 
 
 def test_without_any_checkpoint_evaluate_says_what_to_name(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_without_any_checkpoint_evaluate_says_what_to_name(tmp_path: Path) -> No
     assert pasted(str(error))[:3] == ["train", "--recipe", "smoke"]
 
 
-def test_unknown_suite_lists_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_suite_is_refused_with_a_list_of_existing_suites(tmp_path: Path) -> None:
     lay_down(StateDir(tmp_path), make_checkpoint("sft-1"))
     for command in ("evaluate", "collect"):
         error = error_of(tmp_path, command, "--suite", "mine")
@@ -63,14 +63,14 @@ def test_unknown_suite_lists_those_there_are(tmp_path: Path) -> None:
         assert "no suite 'mine': there are heldout" in str(error)
 
 
-def test_oracle_on_tasks_of_a_file_is_refused_before_it_begins(tmp_path: Path) -> None:
+def test_oracle_on_tasks_of_a_file_is_refused_before_it_starts(tmp_path: Path) -> None:
     task = {"id": "t1", "instruction": "Do it.", "evaluator": {"func": "infeasible"}}
     (tmp_path / "tasks.json").write_text(json.dumps([task]))
     error = error_of(tmp_path, "collect", "--oracle", "--tasks", str(tmp_path / "tasks.json"))
     assert "there is no oracle for task t1" in str(error)
 
 
-def test_report_of_what_was_never_evaluated_says_so(tmp_path: Path) -> None:
+def test_a_report_without_any_evaluation_says_so(tmp_path: Path) -> None:
     lay_down(StateDir(tmp_path), make_checkpoint("sft-1"))
     assert pasted(str(error_of(tmp_path, "report")))[0] == "evaluate"
     assert "no checkpoint 'sft-2'" in str(error_of(tmp_path, "report", "--checkpoints", "sft-2"))
@@ -86,7 +86,7 @@ def test_endpoint_is_added_and_listed(tmp_path: Path, capfdbinary: pytest.Captur
     assert (card["stage"], card["path"]) == ("external", "http://127.0.0.1:9/v1#m")
 
 
-def test_a_cache_knows_no_newest_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_on_a_cache_requires_a_named_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
     write_note(tmp_path, RemoteNote(url="s3://bucket/runs", role="cache"))
     StateDir(tmp_path).catalog.touch()

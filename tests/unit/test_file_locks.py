@@ -33,7 +33,7 @@ held.release()
 
 @pytest.fixture(params=["kernel", "files"])
 def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Of a lock of either kind."""
+    """The path of a lock, once for each kind."""
     monkeypatch.setattr(file_locks, "HEARTBEAT_S", 0.2)
     monkeypatch.setattr(file_locks, "STALE_S", 1.0)
     if request.param == "files":
@@ -61,13 +61,13 @@ def test_one_process_holds_a_lock_and_the_next_gets_it(path: Path) -> None:
         pass
 
 
-def test_the_lock_of_a_killed_process_is_free_for_those_who_ask_once(path: Path) -> None:
+def test_the_lock_of_a_killed_process_is_granted_at_the_first_request(path: Path) -> None:
     with holder_of(path) as holder:
         holder.kill()
     lock(path).release()
 
 
-def test_a_lock_of_a_process_that_does_not_run_for_long_is_held_as_long_as_it_lives_or_refreshes_it(path: Path) -> None:
+def test_an_idle_process_holds_its_lock_while_it_runs_or_refreshes_the_lock(path: Path) -> None:
     with holder_of(path) as holder:
         with pytest.raises(TakenError):
             lock(path, timeout_s=2.5)
@@ -99,13 +99,13 @@ def test_shared_locks_exclude_only_exclusive_ones(path: Path) -> None:
         lock(path, is_shared=True)
 
 
-def test_a_lock_that_is_not_needed_any_more_leaves_nothing(path: Path) -> None:
+def test_a_lock_that_is_released_and_removed_leaves_no_file(path: Path) -> None:
     for _ in range(2):
         lock(path).release(remove=True)
         assert list(path.parent.iterdir()) == []
 
 
-def test_many_processes_count_without_losing_one(path: Path, tmp_path: Path) -> None:
+def test_many_processes_increment_a_counter_without_losing_an_increment(path: Path, tmp_path: Path) -> None:
     count = tmp_path / "count"
     count.write_text("0")
     program = """
@@ -122,7 +122,7 @@ for _ in range(20):
     assert count.read_text() == "80"
 
 
-def test_a_lock_file_that_was_taken_over_is_an_error_of_its_holder(
+def test_a_lock_file_that_was_taken_over_raises_an_error_in_its_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / MARKER).touch()
@@ -131,13 +131,13 @@ def test_a_lock_file_that_was_taken_over_is_an_error_of_its_holder(
     monkeypatch.setattr(file_locks, "STALE_S", 1.0)
     mine = lock(path)
     for holder in (path.parent / "it.lock.rw" / "holders").iterdir():
-        holder.unlink()  # as the process that takes it over does
+        holder.unlink()  # what the process that takes it over does
     threading.Event().wait(0.6)
     with pytest.raises(StoreError, match=r"another process took over the lock .*it\.lock"):
         mine.release()
 
 
-def test_the_catalog_of_a_state_with_lock_files_is_copied_to_be_read(tmp_path: Path) -> None:
+def test_the_catalog_of_a_state_with_lock_files_is_copied_before_it_is_read(tmp_path: Path) -> None:
     (tmp_path / MARKER).touch()
     state = StateDir(tmp_path)
     TrajectoryStore(state).write_episodes("a", [make_episode("a")])

@@ -1,4 +1,4 @@
-"""File systems without locks, read-only, or with locks of one host: one sentence each."""
+"""File systems without locks, read-only ones, and ones with locks of one host: each is reported with one sentence."""
 
 import errno
 import fcntl
@@ -66,14 +66,14 @@ def run(command: list[str]) -> dict[str, str]:
     return {name: rest for name, _, rest in (line.partition(": ") for line in done.stdout.splitlines())}
 
 
-def test_a_file_system_without_locks_is_one_sentence_wherever_a_lock_is_wanted(state: StateDir) -> None:
+def test_a_file_system_without_locks_is_reported_with_one_sentence_wherever_a_lock_is_needed(state: StateDir) -> None:
     said = run([sys.executable, "-c", f"{NO_FLOCK}{ACT}", str(state.root)])
     assert said["doctor"].startswith(f"the file system of {state.root} has no locks (flock")
     assert "has no locks (flock: No locks available): keep the state on a local disk" in said["rebuild"]
     assert (said["query"], said["read"]) == ("[(1,)]", "1")
 
 
-def test_a_read_only_state_is_read_and_refuses_writes_in_one_sentence(state: StateDir) -> None:
+def test_a_read_only_state_can_be_read_and_refuses_writes_with_one_sentence(state: StateDir) -> None:
     unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     mount = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
     if subprocess.run([*unshare, mount, "sh", state.root, "true"], capture_output=True, check=False).returncode:
@@ -95,7 +95,7 @@ def test_a_read_only_state_is_read_and_refuses_writes_in_one_sentence(state: Sta
     ],
     ids=lambda words: words[0],
 )
-def test_a_command_that_writes_is_refused_before_it_begins(state: StateDir, words: list[str]) -> None:
+def test_a_command_that_writes_is_refused_before_it_starts(state: StateDir, words: list[str]) -> None:
     (state.root.parent / "rows.jsonl").write_text("")
     command = [sys.executable, "-c", f"{NO_FLOCK}from osworld_pipeline.cli import main; main()", *words]
     done = subprocess.run(
@@ -108,7 +108,7 @@ def test_a_command_that_writes_is_refused_before_it_begins(state: StateDir, word
 
 
 @pytest.mark.parametrize(
-    ("refused", "told"),
+    ("refused", "reported"),
     [
         (BlockingIOError(errno.EAGAIN, "held"), ""),
         (OSError(errno.EBADF, "Bad file descriptor"), "cannot lock"),
@@ -116,36 +116,36 @@ def test_a_command_that_writes_is_refused_before_it_begins(state: StateDir, word
         (None, "grants one lock to two holders"),
     ],
 )
-def test_only_a_second_holder_that_has_to_wait_proves_a_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: OSError | None, told: str
+def test_locks_count_as_working_only_if_a_second_holder_has_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: OSError | None, reported: str
 ) -> None:
     num_calls = 0
 
     def flock(descriptor: int, operation: int) -> None:
         nonlocal num_calls
         num_calls += 1
-        # As NFS has it: an exclusive lock needs a descriptor that can write.
+        # On NFS an exclusive lock needs a descriptor that can write.
         assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR)
         if num_calls == 2 and refused is not None:
             raise refused
 
-    (tmp_path / "tables").mkdir()  # as of a state that others may use
+    (tmp_path / "tables").mkdir()  # as in a state that others may use
     monkeypatch.setattr(fcntl, "flock", flock)
-    if not told:
+    if not reported:
         need_file_system(tmp_path)
         return
-    with pytest.raises(StoreError, match=told):
+    with pytest.raises(StoreError, match=reported):
         need_file_system(tmp_path)
 
 
-def test_a_good_file_system_passes_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_good_file_system_passes_and_no_file_is_left(tmp_path: Path) -> None:
     need_file_system(tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert check_file_system("file-system", StateDir(tmp_path / "not" / "yet")).status in (Status.OK, Status.WARN)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         ("rw,vers=3,nolock", "nolock"),
         ("rw,vers=4.2,local_lock=flock", "local_lock=flock"),
@@ -153,11 +153,11 @@ def test_a_good_file_system_passes_and_nothing_is_left(tmp_path: Path) -> None:
         ("rw,local_lock=none", ""),
     ],
 )
-def test_locks_of_one_host_are_told_by_the_mount(tmp_path: Path, options: str, told: str) -> None:
+def test_locks_of_one_host_are_recognised_by_the_mount_options(tmp_path: Path, options: str, reported: str) -> None:
     folder = tmp_path / "a b" / "state"
     folder.mkdir(parents=True)
     mounts = tmp_path / "mounts"
     name = str(folder.parent).replace(" ", "\\040")
     mounts.write_text(f"/dev/vda / ext4 rw,nolock 0 0\nserver:/x {name} nfs4 {options} 0 0\n")
-    assert local_locks(folder, mounts) == told
+    assert local_locks(folder, mounts) == reported
     assert local_locks(tmp_path, mounts) == ""

@@ -1,4 +1,4 @@
-"""The house: layers, light imports, and names that resolve to this repository."""
+"""The structure of the repository: layers, light imports, and names that resolve to this repository."""
 
 import importlib.util
 import math
@@ -27,8 +27,8 @@ def test_imports_go_downward_only() -> None:
 
 
 def test_no_folder_has_more_than_24_modules() -> None:
-    """Except the guest agent, which is copied into a desktop as one flat package, and the provider of virtual
-    machines."""
+    """The guest agent, which is copied into a desktop as one flat package, and the provider of virtual machines are
+    exempt."""
     large = {"env_server/guest": 34, "env_server/providers/qemu": 29}
     folders = {path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     sizes = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
@@ -44,8 +44,8 @@ def test_top_level_name_resolves_inside_the_repository(package: str) -> None:
 
 
 def loaded_by(module: str) -> tuple[set[str], float]:
-    """Names of the modules that importing `module` loads, and the seconds of processor time it takes, which are what a
-    user waits where nothing else runs."""
+    """The names of the modules that importing `module` loads, and the processor seconds that it takes, which is how
+    long a user waits where nothing else runs."""
     script = f"import sys, time, {module}; print(time.process_time(), *sys.modules)"
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     run = subprocess.run(
@@ -56,9 +56,9 @@ def loaded_by(module: str) -> tuple[set[str], float]:
 
 
 def test_definitions_load_in_three_seconds_without_torch() -> None:
-    """On a slow machine, in 3.5 times the time of Dagster alone."""
+    """On a slow machine the limit is 3.5 times the time of Dagster alone."""
     times, of_dagster = [], 0.0
-    # The first compiles what a fresh checkout has not compiled yet, and the same work takes longer on a busy machine.
+    # The first run compiles a fresh checkout, and the same work takes longer on a busy machine.
     while len(times) < 4 and min(times, default=math.inf) >= max(3.0, 3.5 * of_dagster):
         modules, seconds = loaded_by("osworld_pipeline.definitions")
         assert modules.isdisjoint({"torch", "transformers", "mlflow", "sglang", "ray", "env_server"})
@@ -99,7 +99,7 @@ def test_tracked_files_name_no_registry_and_no_machine_path() -> None:
             assert word not in text, f"{name} names {word}"
 
 
-def test_private_names_of_dagster_and_ray_are_those_of_their_decision() -> None:
+def test_the_private_names_of_dagster_and_ray_in_use_are_those_listed_in_the_decision() -> None:
     private = re.compile(
         r"^\s*(?:from|import) ((?:dagster|dagster_\w+)(?:\.\w+)*\._[\w.]+|ray\.(?:_|train\.v2|train\.backend)[\w.]*)",
         re.M,

@@ -1,4 +1,4 @@
-"""The table of other systems' defects: each row says what shows that we do not have it, and that test is there."""
+"""The table of other systems' defects: each row names what shows that we do not have it, and that test exists."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ def rows_of(system: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_every_row_says_what_it_is_what_we_do_and_what_shows_it(system: str) -> None:
+def test_every_row_states_the_defect_our_behaviour_and_the_tests_that_show_it(system: str) -> None:
     rows = rows_of(system)
     assert len(rows) >= 6
     for row in rows:
@@ -36,8 +36,8 @@ def test_every_test_that_is_named_exists() -> None:
     assert missing_of(named) == []
 
 
-def test_the_page_names_tests_in_no_other_way() -> None:
-    """What `named_in` would not see, nobody would miss."""
+def test_the_page_names_tests_only_in_the_form_that_named_in_finds() -> None:
+    """A test name that `named_in` does not find is never checked."""
     written = re.findall(r"`[^`]*::[^`]*`", PAGE)
     assert len(written) == sum(len(named_in(row[2])) for system in SYSTEMS for row in rows_of(system))
     assert set(re.findall(r"^## (.+)$", PAGE, re.M)) == set(SYSTEMS)

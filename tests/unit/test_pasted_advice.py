@@ -1,4 +1,4 @@
-"""What a message advises is pasted: it does what the message says, with the settings that were asked for."""
+"""The command in a message can be pasted: it does what the message says, with the requested settings."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ COUNT = "SELECT count(*) AS n FROM episodes"
 
 @pytest.fixture
 def state(tmp_path: Path) -> StateDir:
-    """With one episode and one checkpoint, in a folder whose name needs quotes."""
+    """A state with one episode and one checkpoint, in a folder whose name needs quotes."""
     state = StateDir(tmp_path / "my state")
     TrajectoryStore(state).write_episodes("p1", [make_episode("e1"), make_episode("e2")])
     lay_down(state, make_checkpoint("sft-1"))
@@ -46,7 +46,7 @@ def advice_of(*arguments: str) -> list[str]:
 
 
 def recipe_of(arguments: list[str]) -> Recipe:
-    """Of the command, as its own parser reads its options."""
+    """The recipe of the command, with its options read by its own parser."""
     import typer
 
     from osworld_pipeline.cli import app
@@ -73,7 +73,7 @@ def test_a_report_of_a_suite_advises_a_backfill_with_its_own_settings(state: Sta
     assert wanted.evaluation.seeds == (0, 1)
 
 
-def test_a_recipe_of_a_file_is_named_by_a_path_that_holds_anywhere(
+def test_a_recipe_of_a_file_is_named_by_a_path_that_works_from_any_folder(
     state: StateDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Path(__file__).resolve().parents[2] / "osworld_pipeline/recipes/smoke.toml"
@@ -99,13 +99,13 @@ def test_a_backfill_without_checkpoints_advises_a_training_by_its_own_recipe(tmp
     assert recipe_of(["backfill", *advised[1:]]).evaluation.seeds == (0, 1)
 
 
-def test_a_damaged_catalog_is_made_again_by_the_command_in_the_error(state: StateDir) -> None:
+def test_a_damaged_catalog_is_rebuilt_by_the_command_in_the_error(state: StateDir) -> None:
     state.catalog.write_bytes(b"no catalog")
     call(*advice_of("query", COUNT, "--state", str(state.root)))
     assert run_query(state, COUNT).rows == [(2,)]
 
 
-def test_a_lost_manifest_is_made_again_by_the_command_that_a_notebook_is_told(state: StateDir) -> None:
+def test_a_lost_manifest_is_rebuilt_by_the_command_in_the_error_of_a_notebook(state: StateDir) -> None:
     TrajectoryStore(state).write_episodes("p2", [make_episode("e3")])
     compact_store(state, min_parts=2)
     (state.trajectories / MANIFEST).unlink()
@@ -115,7 +115,7 @@ def test_a_lost_manifest_is_made_again_by_the_command_that_a_notebook_is_told(st
     assert run_query(state, COUNT).rows == [(3,)]
 
 
-def test_what_is_no_export_becomes_one_by_the_command_in_the_error(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_that_is_not_an_export_names_the_export_command(tmp_path: Path) -> None:
     target = tmp_path / "dataset"
     with pytest.raises(PipelineError) as refused:
         call("publish", "dataset", str(target), "--repo", "me/mine", "--dry-run")

@@ -1,4 +1,4 @@
-"""Python's parser on foreign text: one error for what is not Python, and none for what is, also in several threads."""
+"""Python's parser on foreign text: invalid text gives one error and valid Python none, also in several threads."""
 
 import ast
 import gc
@@ -15,24 +15,24 @@ from osworld_pipeline.domain.python_text import parse_python
 TEXT = "pyautogui.click(1, [1, 2, [3, [4]]], x={'a': (1, 2)})"
 
 
-def test_a_text_becomes_its_tree() -> None:
+def test_a_text_is_parsed_to_the_tree_that_ast_gives() -> None:
     assert ast.dump(parse_python(TEXT)) == ast.dump(ast.parse(TEXT))
     assert ast.dump(parse_python("f(1)", "eval")) == ast.dump(ast.parse("f(1)", mode="eval"))
 
 
 @pytest.mark.parametrize("text", ["f(", "a b", "\0", "(" * 5_000, "'\ud800'", "9" * 5_000, " x"])
-def test_what_is_not_python_is_one_error_with_a_reason(text: str) -> None:
+def test_text_that_is_not_python_gives_one_error_with_a_reason(text: str) -> None:
     with pytest.raises(ValueError, match=r"[a-z]"):
         parse_python(text)
 
 
-def test_a_backslash_warns_nobody() -> None:
+def test_a_backslash_gives_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         parse_python(r"write('C:\dir')")
 
 
-def test_a_failure_of_the_parser_is_tried_again_and_at_last_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_parser_is_retried_and_finally_raised_as_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     failures = [SystemError("AST constructor recursion depth mismatch")] * 3
     parse = ast.parse
 
@@ -50,7 +50,7 @@ def test_a_failure_of_the_parser_is_tried_again_and_at_last_an_error(monkeypatch
 
 @pytest.fixture
 def busy_collector() -> Iterator[None]:
-    """Collections in the middle of everything."""
+    """Makes the garbage collector run often."""
     before = gc.get_threshold()
     gc.set_threshold(10)
     yield
@@ -58,7 +58,7 @@ def busy_collector() -> Iterator[None]:
 
 
 class Cyclic:
-    """Gives the interpreter to another thread while it is collected."""
+    """An object that releases the interpreter to another thread while it is collected."""
 
     def __init__(self) -> None:
         self.me = self

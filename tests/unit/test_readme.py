@@ -1,4 +1,4 @@
-"""What the README shows is what the code has."""
+"""What the README shows agrees with the code."""
 
 import argparse
 import re

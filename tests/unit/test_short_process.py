@@ -39,7 +39,7 @@ def test_the_status_is_that_of_an_ordinary_program(body: str, status: int) -> No
     assert ended(body).returncode == status
 
 
-def test_what_it_says_at_the_end_is_said() -> None:
+def test_the_last_output_of_a_program_is_printed() -> None:
     assert ended("sys.exit('a reason')").stderr == "a reason\n"
     assert "ValueError: a defect" in ended("raise ValueError('a defect')").stderr
     assert ended("print('a line without its end', end='')\nreturn 0").stdout == "a line without its end"
@@ -60,17 +60,17 @@ def test_exit_handlers_run_and_threads_end_first() -> None:
     assert subprocess.run(["ls", folder], capture_output=True, check=False).returncode != 0, "it was removed"
 
 
-def test_nothing_is_torn_down() -> None:
+def test_the_interpreter_is_not_torn_down() -> None:
     body = "class Late:\n    def __del__(self): print('torn down')\nmain.kept = Late()\nreturn 0"
     assert ended(body).stdout == ""
 
 
-def test_output_that_cannot_be_written_is_a_status() -> None:
+def test_output_that_cannot_be_written_sets_the_exit_status() -> None:
     with open("/dev/full", "w") as full:
         assert ended("print('x')\nreturn 0", output=full.fileno()).returncode == 120
 
 
-def test_imports_are_without_collection_even_if_one_fails() -> None:
+def test_garbage_collection_is_off_during_imports_and_on_again_after_a_failed_import() -> None:
     def fail_to_import() -> None:
         with imports_without_collection():
             assert not gc.isenabled()
@@ -81,7 +81,7 @@ def test_imports_are_without_collection_even_if_one_fails() -> None:
     assert gc.isenabled()
 
 
-def test_garbage_of_a_small_program_waits_longer() -> None:
+def test_garbage_of_a_small_program_is_collected_less_often() -> None:
     before = gc.get_threshold()
     try:
         collect_seldom()

@@ -1,4 +1,4 @@
-"""What commands show to people: ids that are whole at any width, and what is done, said before it begins."""
+"""What commands print for people: ids are whole at any width, and a command says what it does before it starts."""
 
 import io
 from pathlib import Path
@@ -37,7 +37,7 @@ def call(state: Path, *arguments: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "told"),
+    ("width", "reported"),
     [
         (200, None),
         (110, "too wide for this terminal: path (--json has all)"),
@@ -45,18 +45,22 @@ def call(state: Path, *arguments: str) -> None:
         (40, "too wide for this terminal: path, stage (--json has all)"),
     ],
 )
-def test_checkpoints_are_listed_with_whole_ids_at_any_width(width: int, told: str | None) -> None:
+def test_checkpoints_are_listed_with_whole_ids_at_any_width(width: int, reported: str | None) -> None:
     from osworld_pipeline.cli.shown import show_table
 
     console = a_terminal(width)
     show_table([ROW, {**ROW, "path": "[bold]there[/]"}], console, spare=["path", "stage"])
     head, first, second, *rest = lines_of(console)
     assert (MILESTONE in first, PARENT in first) == (True, True)
-    assert ("path" in head, "[bold]there[/]" in second, rest) == (told is None, told is None, [told] if told else [])
+    assert ("path" in head, "[bold]there[/]" in second, rest) == (
+        reported is None,
+        reported is None,
+        [reported] if reported else [],
+    )
     assert width < 80 or max(map(cell_len, (head, first, second))) <= width
 
 
-def test_a_terminal_that_knows_nothing_cuts_no_id() -> None:
+def test_a_dumb_terminal_shows_whole_ids() -> None:
     from osworld_pipeline.cli.shown import show_table
 
     console = a_terminal(80, term="dumb")
@@ -64,7 +68,7 @@ def test_a_terminal_that_knows_nothing_cuts_no_id() -> None:
     assert lines_of(console)[1].split() == [*list(ROW.values())[:3], "p" * 90, ROW["path"]]
 
 
-def test_what_is_no_terminal_shows_every_column_on_one_line() -> None:
+def test_output_that_is_not_a_terminal_gets_every_column_on_one_line() -> None:
     from osworld_pipeline.cli.shown import show_table
 
     console = Console(file=io.StringIO(), width=80)
@@ -102,7 +106,7 @@ def test_checkpoint_list_is_whole_where_a_program_reads_it(tmp_path: Path, capfd
     assert capfd.readouterr().out.splitlines()[1].split() == row
 
 
-def test_what_will_be_evaluated_is_one_sentence() -> None:
+def test_the_planned_evaluation_is_described_in_one_sentence() -> None:
     from osworld_pipeline.cli.shown import planned_evaluations
 
     assert planned_evaluations(["sft-1"], "suite heldout", recipe="smoke", num_tasks=2, num_seeds=2) == (
@@ -115,7 +119,7 @@ def test_what_will_be_evaluated_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("evaluate", "--checkpoint", "sft-2"), r"no checkpoint 'sft-2' in .*; did you mean 'sft-1'\?"),
         (("evaluate", "--suite", "heldot"), r"no suite 'heldot'.*; did you mean 'heldout'\?"),
@@ -134,31 +138,31 @@ def test_what_will_be_evaluated_is_one_sentence() -> None:
         (("demo",), r"there is no dagster\.yaml in .*osworld-pipeline init`"),
     ],
 )
-def test_whatever_is_wrong_is_found_before_anything_is_printed(
-    tmp_path: Path, arguments: tuple[str, ...], told: str, capfd: pytest.CaptureFixture[str],
+def test_every_mistake_is_found_before_anything_is_printed(
+    tmp_path: Path, arguments: tuple[str, ...], reported: str, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     lay_down(StateDir(tmp_path), make_checkpoint("sft-1"))
-    monkeypatch.chdir(tmp_path)  # no instance of Dagster is here: nothing begins
-    with pytest.raises(PipelineError, match=told):
+    monkeypatch.chdir(tmp_path)  # no Dagster instance is here, so nothing starts
+    with pytest.raises(PipelineError, match=reported):
         call(tmp_path, *arguments, "--recipe", "smoke")
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["evalute"], "No such command 'evalute'. Did you mean 'evaluate'?"),
         (["checkpoint", "lst"], "No such command 'lst'. Did you mean 'list'?"),
         (["export", "huggingfase"], "No such command 'huggingfase'. Did you mean 'huggingface'?"),
     ],
 )
-def test_a_near_command_is_proposed_once(arguments: list[str], told: str) -> None:
+def test_a_similar_command_is_suggested_once(arguments: list[str], reported: str) -> None:
     from osworld_pipeline.cli import app
 
     with pytest.raises(click.UsageError) as refused:
         app(arguments, standalone_mode=False)
-    assert refused.value.format_message() == told
+    assert refused.value.format_message() == reported
 
 
 def test_a_result_file_that_cannot_be_written_is_refused_before_anything_runs(
@@ -176,13 +180,13 @@ def test_no_password_of_an_address_is_shown(tmp_path: Path, capfd: pytest.Captur
     assert "secret" not in f"{refused.value}{capfd.readouterr()}"
 
 
-def test_every_page_of_report_all_is_told_as_it_is_made(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_report_all_prints_every_page_as_it_is_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     state = StateDir(tmp_path)
     upsert_checkpoint(state, make_checkpoint("sft-0123456789ab"))
     write_evaluation(state, load_recipe("smoke"), "sft-0123456789ab", num_successes=1)
     call(tmp_path, "report", "--all", "--recipe", "smoke")
     out, err = capfd.readouterr()
-    first, *told = err.splitlines()
+    first, *reported = err.splitlines()
     assert first == "pages of evaluations, of suites, and of 1 training run"
-    assert [line.split()[-1] for line in told] == [Path(line).name for line in out.splitlines()]
-    assert len(told) == 4
+    assert [line.split()[-1] for line in reported] == [Path(line).name for line in out.splitlines()]
+    assert len(reported) == 4

@@ -1,4 +1,4 @@
-"""A folder of the user may have packages of the same names as ours."""
+"""A user's folder may have packages with the same names as ours."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def python(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProc
     )
 
 
-def test_only_what_can_be_imported_shadows(tmp_path: Path) -> None:
+def test_only_importable_files_shadow_our_packages(tmp_path: Path) -> None:
     (tmp_path / "assets").mkdir()
     (tmp_path / "assets" / "logo.png").touch()
     assert shadow_sentence(tmp_path) == ""
@@ -49,7 +49,7 @@ def test_our_own_folder_shadows_nothing() -> None:
     assert all((ROOT / name / "__init__.py").is_file() for name in PACKAGES)
 
 
-def test_a_command_says_so_in_one_sentence_and_uses_its_own(tmp_path: Path) -> None:
+def test_a_command_reports_shadowing_with_one_sentence_and_uses_its_own_packages(tmp_path: Path) -> None:
     put_packages(tmp_path, "assets", "resources", "jobs")
     done = python("-m", "osworld_pipeline.cli", "train", "--recipe", "smoke", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -79,7 +79,7 @@ def test_a_package_of_the_same_name_that_is_imported_already_is_an_error(tmp_pat
 
 @pytest.mark.slow
 def test_dagster_loads_the_workspace_of_init_in_a_folder_with_the_same_names(tmp_path: Path) -> None:
-    """With the variables of .env, in a process that puts the working directory first, as Dagster's code servers do."""
+    """The process has the variables of .env and puts the working directory first, as Dagster's code servers do."""
     put_packages(tmp_path, "assets", "resources", "jobs")
     write_project(tmp_path, project_files())
     listed = python("-m", "dagster", "job", "list", "-w", "workspace.yaml", cwd=tmp_path, DAGSTER_HOME=str(tmp_path))

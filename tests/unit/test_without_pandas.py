@@ -1,4 +1,4 @@
-"""Arrow in a program that has no use for pandas, and in one that has."""
+"""Arrow in a program that does not use pandas, and in one that does."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def test_arrow_imports_no_pandas_and_works_with_it_once_it_is_imported() -> None
     assert done.stdout.splitlines() == ["False", "[1] [2]"]
 
 
-def test_a_program_that_has_pandas_keeps_it() -> None:
+def test_a_program_that_imported_pandas_first_can_use_it_with_arrow() -> None:
     program = (
         "import sys, pandas, osworld_pipeline.columns, pyarrow as pa; print(pa.array(pandas.Series([2])).to_pylist())"
     )

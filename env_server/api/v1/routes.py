@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from env_server.api.answers import ObservationWriter
 from env_server.api.faults import ERROR_ANSWERS
-from env_server.api.opening import CLIENT_CLOSED_REQUEST, open_and_tell
+from env_server.api.opening import CLIENT_CLOSED_REQUEST, open_for_client
 from env_server.api.quick_route import QuickRoute
 from env_server.api.v1.messages import (
     CordonRequest,
@@ -71,7 +71,7 @@ def _episodes_router(episodes: EpisodeTable) -> APIRouter:
     async def open_episode(message: OpenRequest, request: Request) -> Response:
         """Waits for a free desktop, sets the task up, and returns the first observation. Sent again with the same
         `request_id` after a lost answer, it returns the same episode."""
-        opened = await open_and_tell(episodes, message, request)
+        opened = await open_for_client(episodes, message, request)
         if opened is None:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         observation, fields = opened

@@ -62,7 +62,7 @@ def union(
     if as_json:
         print_json({"output_dir": output_dir, **asdict(summary)})
         return
-    _tell(summary, output_dir, console, REJECTS_FILE)
+    _print_summary(summary, output_dir, console, REJECTS_FILE)
 
 
 def _prompt(name: str, dialect: str) -> str:
@@ -95,7 +95,7 @@ def _progress(as_json: bool) -> Iterator["OnProgress | None"]:
         yield None if show is None else lambda source, done, total: show(Progress(source, done, total, BYTES))
 
 
-def _tell(summary: "UnionSummary", output_dir: Path, console: Console, rejects_file: str) -> None:
+def _print_summary(summary: "UnionSummary", output_dir: Path, console: Console, rejects_file: str) -> None:
     import json
 
     for name in summary.absent:

@@ -183,15 +183,15 @@ def _serve(server: socket.socket) -> dict[str, Any] | None:
         if not message:
             return None
         request = json.loads(message)
-        is_ready, tell_ready = os.pipe()
+        is_ready, signal_ready = os.pipe()
         pid = os.fork()
         if pid == 0:
             server.close()
             os.close(is_ready)
             _become(request, *descriptors)
-            os.close(tell_ready)
+            os.close(signal_ready)
             return request
-        for descriptor in (tell_ready, *descriptors):
+        for descriptor in (signal_ready, *descriptors):
             os.close(descriptor)
         os.read(is_ready, 1)  # the child has its own session now, or has died
         os.close(is_ready)

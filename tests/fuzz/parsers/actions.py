@@ -1,4 +1,4 @@
-"""What a model says: each dialect, the pyautogui language, OSGym's calls, and the code of recorded steps."""
+"""Parsers of a model's output: each dialect, the pyautogui language, OSGym's calls, and the code of recorded steps."""
 
 import json
 from functools import partial
@@ -26,7 +26,7 @@ ACTIONS = (
 
 
 def _read_turn(name: str, data: bytes) -> None:
-    """A turn that is read gives a command that a desktop takes, and its action can be written down again."""
+    """A turn that is parsed gives a command that a desktop accepts, and its action can be formatted again."""
     dialect = load_dialect(name)
     turn = dialect.parse(text_of(data))
     if turn.arguments is None:
@@ -43,7 +43,7 @@ def _read_turn(name: str, data: bytes) -> None:
 
 
 def _take(text: str) -> None:
-    """As a desktop takes it: over the wire to a guest agent, and as input events to a virtual machine."""
+    """Reads a command as a desktop does: over the wire to a guest agent, and as input events to a virtual machine."""
     calls = read_calls(text)
     json.dumps([[call.name, call.args, dict(call.kwargs or {})] for call in calls], allow_nan=False).encode()
     plan_input(parse_pyautogui(text), screen_size=SCREEN, start=(0, 0))
@@ -65,7 +65,7 @@ def _turns(name: str) -> tuple[bytes, ...]:
         try:
             turns.append(dialect.format("Do it", action).encode())
         except ActionParseError:
-            continue  # this dialect cannot say it
+            continue  # this dialect cannot express the action
     return tuple(turns)
 
 

@@ -98,7 +98,7 @@ def _gateway(data: bytes) -> None:
 
 
 def _qemu(data: bytes) -> None:
-    """What stands before the first NUL byte is sent at once, each further piece after one command."""
+    """The bytes before the first NUL byte are sent at once, and each further piece after one command."""
 
     async def answer(theirs: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -75,7 +75,7 @@ def _text(data: bytes) -> None:
 
 
 def _report(data: bytes) -> None:
-    """What a system's own tool prints; where it prints something else the grader is at fault."""
+    """Grades the output of a system's own tool. If the tool prints something else, the grader is at fault."""
     text = text_of(data)
     for name, *rules in (("check_text_enlarged",), ("is_utc_0",), ("check_gnome_favorite_apps", {"expected": ["a"]})):
         with contextlib.suppress(ValueError, TypeError, IndexError, SyntaxError, MemoryError, RecursionError):

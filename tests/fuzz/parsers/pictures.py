@@ -29,7 +29,7 @@ def _of_guest(data: bytes) -> None:
     try:
         wait_for(to_format(data, "jpeg"))
     finally:
-        gc.collect()  # a refusal's traceback holds what was decoded
+        gc.collect()  # a refusal's traceback keeps a reference to the decoded data
 
 
 def _of_dataset(data: bytes) -> None:

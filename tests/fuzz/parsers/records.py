@@ -64,7 +64,7 @@ def _demonstrations(suffix: str, data: bytes) -> None:
 def _imported(
     put: Callable[[Path, bytes], Path], work: Callable[[StateDir, Path, ImportOptions], Any], data: bytes
 ) -> None:
-    """An import of foreign data ends: each record is a demonstration or a reject, and the manifest counts them."""
+    """An import of foreign data completes: each record is a demonstration or a reject, and the manifest counts them."""
     with scratch_folder() as folder:
         origin = put(folder / "in", data)
         state = StateDir(folder / "var")
@@ -89,7 +89,7 @@ def _put_lines(folder: Path, data: bytes) -> Path:
 
 
 def _put_results(folder: Path, data: bytes) -> Path:
-    """`data`: the trajectory, and after a NUL byte the result and the arguments of the run."""
+    """`data` holds the trajectory, then the result and the arguments of the run, separated by NUL bytes."""
     trajectory, result, arguments = (*data.split(b"\0", 2), b"", b"")[:3]
     attempt = put_attempt(folder, "solved", ["pyautogui.click(3, 4)", "DONE"])
     (attempt / "traj.jsonl").write_bytes(trajectory)

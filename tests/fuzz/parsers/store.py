@@ -61,7 +61,7 @@ def _old_part(data: bytes) -> None:
         _written(folder, "episodes").write_bytes(data)
         for sequences in (StateDir(folder).trajectories / "sequences").glob("*.parquet"):
             sequences.unlink()
-        (StateDir(folder).trajectories / NOTE).unlink()  # without it the state is of format 1
+        (StateDir(folder).trajectories / NOTE).unlink()  # without this file the state has format 1
         migrate_parts(StateDir(folder).trajectories)
         store = TrajectoryStore(StateDir(folder))
         for part in store.existing_parts():
@@ -83,7 +83,7 @@ def _pack_seed(suffix: str) -> bytes:
 
 
 def _pack(suffix: str, data: bytes) -> None:
-    """A pack of images, or the index of one: no other bytes come out of it."""
+    """A pack of images, or the index of a pack: reading it never returns bytes other than those that were stored."""
     with scratch_folder() as folder:
         packs = _packed(folder)
         (path,) = folder.rglob(f"*{suffix}")
@@ -109,7 +109,7 @@ def _prompt(data: bytes) -> None:
 
 
 def _model(data: bytes) -> None:
-    """The model's config.json; a folder without weights is refused at last."""
+    """The model's config.json. A folder without weights is refused in the end."""
     with scratch_folder() as folder:
         (folder / "model").mkdir()
         (folder / "model" / "config.json").write_bytes(data)

@@ -40,10 +40,10 @@ def solve(line: str) -> None:
     env.reset()
     actions = ("click(500,500)", "hotkey(ctrl,alt,t)", "wait()", f"type({line})", "hotkey(enter)", "wait()", "finish()")
     for action in actions:
-        told, _ = env.step(f"<|think_start|>on it<|think_end|><|action_start|>{action}<|action_end|>")
-        print(f"solving: {told['action']} -> reward {told['reward']}, done {told['done']}")
-    assert told["reward"] == 1.0
-    images = re.findall(r"<\|vision_start\|>(.*?)<\|vision_end\|>", told["obs"])
+        reported, _ = env.step(f"<|think_start|>on it<|think_end|><|action_start|>{action}<|action_end|>")
+        print(f"solving: {reported['action']} -> reward {reported['reward']}, done {reported['done']}")
+    assert reported["reward"] == 1.0
+    images = re.findall(r"<\|vision_start\|>(.*?)<\|vision_end\|>", reported["obs"])
     assert Image.open(io.BytesIO(base64.b64decode(images[-1]))).size == (1260, 700)
 
 

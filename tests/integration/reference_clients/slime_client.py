@@ -17,8 +17,8 @@ def load(checkout: Path):
 
 
 def call(name: str, arguments: dict) -> str:
-    told = json.dumps({"name": "computer_use", "arguments": {"action": name, **arguments}})
-    return f"Action: {name}.\n<tool_call>\n{told}\n</tool_call>"
+    reported = json.dumps({"name": "computer_use", "arguments": {"action": name, **arguments}})
+    return f"Action: {name}.\n<tool_call>\n{reported}\n</tool_call>"
 
 
 def main(checkout: Path, task_file: Path, line: str) -> None:
@@ -42,12 +42,14 @@ def main(checkout: Path, task_file: Path, line: str) -> None:
         for reply in replies if solves else replies[-1:]:
             observation, done, info = env.step(reply)
             signal = info["step_signal"]
-            told = {key: signal[key] for key in ("action_type", "action_executed", "action_error", "screen_changed")}
-            print(f"step {signal['step']}: {told}, done {done}")
-        told = client.finalize_episode(env, observation, sample, list(replies))["osworld"]
-        print(f"finalize_episode: turns {told['turns']}, task_reward {told['task_reward']}")
+            reported = {
+                key: signal[key] for key in ("action_type", "action_executed", "action_error", "screen_changed")
+            }
+            print(f"step {signal['step']}: {reported}, done {done}")
+        reported = client.finalize_episode(env, observation, sample, list(replies))["osworld"]
+        print(f"finalize_episode: turns {reported['turns']}, task_reward {reported['task_reward']}")
         env.close()
-        assert told["task_reward"] == float(solves), told["task_reward"]
+        assert reported["task_reward"] == float(solves), reported["task_reward"]
     print("slime: ok")
 
 

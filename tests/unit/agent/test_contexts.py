@@ -68,7 +68,7 @@ def model_image(data: bytes) -> ModelImage:
 def play(
     context: EpisodeContext, renderer: Renderer | None, pictures: list[bytes], *, num_turns: int = 4
 ) -> list[GenerateRequest]:
-    """The requests of an episode with these texts and words."""
+    """The requests of an episode with TEXTS as observations and WORDS as responses."""
     requests = []
     for text, picture, words in list(zip(TEXTS, pictures, WORDS, strict=True))[:num_turns]:
         assert context.add_observation(text, model_image(picture)) is None
@@ -98,7 +98,7 @@ def test_a_window_over_the_whole_episode_shows_what_append_shows(renderer: Rende
     assert [(one.token_ids, one.images) for one in window] == [(one.token_ids, one.images) for one in append]
 
 
-def test_a_window_keeps_the_task_and_tells_earlier_actions_in_words(renderer: Renderer, pictures: list[bytes]) -> None:
+def test_a_window_keeps_the_task_and_lists_earlier_actions_as_text(renderer: Renderer, pictures: list[bytes]) -> None:
     context = opened(agent_of(context_mode="window", window_screenshots=2), renderer)
     last = play(context, renderer, pictures)[-1]
     assert last.images == tuple(pictures[2:])
@@ -113,7 +113,7 @@ def test_a_window_keeps_the_task_and_tells_earlier_actions_in_words(renderer: Re
         "<|im_start|>user\n<|vision_start|><|vision_end|>[Last Action Result]\nok<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    # Nothing of one request extends another: no engine is to keep anything.
+    # No request extends another one, so no engine should keep anything.
     assert last.episode_id == ""
 
 
@@ -146,7 +146,7 @@ def test_a_full_context_drops_old_screenshots_then_old_lines_and_never_the_newes
         try:
             prompt = last_prompt(limit)
         except AssertionError:
-            break  # not even an earlier observation alone
+            break  # not even one earlier observation fits
         text = words_of(renderer, prompt.token_ids)
         assert len(prompt.token_ids) + 100 <= limit
         assert prompt.images[-1] == pictures[3]
@@ -173,7 +173,7 @@ def test_lines_that_do_not_fit_are_cut_from_the_oldest() -> None:
 
 
 @pytest.mark.parametrize("mode", ["append", "window"])
-def test_what_does_not_fit_at_all_is_measured_and_changes_nothing(
+def test_an_observation_that_cannot_fit_returns_its_excess_and_changes_nothing(
     renderer: Renderer, pictures: list[bytes], mode: str
 ) -> None:
     context = opened(agent_of(context_mode=mode, max_context_tokens=400), renderer)
@@ -202,7 +202,7 @@ def test_the_text_only_ablation_says_that_a_screenshot_was_left_out(
 @pytest.mark.parametrize("mode", ["append", "window"])
 @pytest.mark.parametrize("show_screenshots", [True, False])
 @pytest.mark.parametrize("max_tokens", [4000, 420])
-def test_a_demonstration_is_rendered_as_an_episode_with_its_words_was_seen(
+def test_a_demonstration_is_rendered_like_an_episode_with_the_same_responses(
     renderer: Renderer, pictures: list[bytes], mode: str, show_screenshots: bool, max_tokens: int
 ) -> None:
     agent = agent_of(
@@ -225,7 +225,7 @@ def test_a_demonstration_is_rendered_as_an_episode_with_its_words_was_seen(
             assert part.token_ids[num_tokens:] == closing
 
 
-def test_a_demonstration_of_another_dialect_is_said_again(renderer: Renderer, noise_png: Noise) -> None:
+def test_a_demonstration_of_another_dialect_is_rewritten(renderer: Renderer, noise_png: Noise) -> None:
     agent = agent_of(dialect="osgym", max_pixels=6144)
     messages = [
         system_message("s"),
@@ -241,14 +241,14 @@ def test_a_demonstration_of_another_dialect_is_said_again(renderer: Renderer, no
     said = words_of(renderer, masked(rendered)).split("<|im_end|>")
     assert said == [
         "<|think_start|>Click it<|think_end|><|action_start|>click(500,500)<|action_end|>",
-        # Its place must be named here: it is where the pointer was left.
+        # The scroll must name its point here: it is where the pointer was left.
         "<|think_start|>Scroll<|think_end|><|action_start|>scroll(500,500,-3)<|action_end|>",
         "",
     ]
     assert load_dialect("osgym").system_prompt("short") in words_of(renderer, rendered.token_ids)
 
 
-def test_a_demonstration_that_the_dialect_cannot_say_is_refused(renderer: Renderer, pictures: list[bytes]) -> None:
+def test_a_demonstration_that_the_dialect_cannot_express_is_refused(renderer: Renderer, pictures: list[bytes]) -> None:
     patient = [
         system_message("s"),
         user_message("t"),
@@ -265,7 +265,7 @@ def masked(rendered: RenderedConversation) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("mode", "num_images"), [("append", 4), ("window", 2)])
-def test_an_engine_of_words_sees_the_same_turns(
+def test_an_engine_with_a_chat_api_sees_the_same_turns(
     renderer: Renderer, pictures: list[bytes], mode: str, num_images: int
 ) -> None:
     agent = agent_of(context_mode=mode, window_screenshots=2)

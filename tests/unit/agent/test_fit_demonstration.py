@@ -1,4 +1,4 @@
-"""A demonstration whose images are too large is shrunk with its points; one that fits stays to the letter."""
+"""A demonstration whose images are too large is shrunk with its points; one that fits stays unchanged."""
 
 import io
 from typing import Any
@@ -32,8 +32,8 @@ CLICK = {"action": "left_click", "coordinate": [960, 540]}
 DRAG = {"action": "left_click_drag", "end_coordinate": [1919, 1079]}
 
 
-def test_what_fits_stays_to_the_letter() -> None:
-    # Written as no formatter of ours would, so that a turn written again would show.
+def test_a_demonstration_that_fits_stays_unchanged() -> None:
+    # Our formatter would not write the turn like this, so a rewritten turn would differ.
     loose = assistant_message('action: Action: x\n<answer>{"action": "left_click", "coordinate": [3, 4]}</answer>')
     messages = [user_message("a"), loose]
     fitted, images = fit_demonstration(messages, [png(640, 352)], dialect=DIALECT, max_pixels=LIMIT)
@@ -51,13 +51,13 @@ def test_points_move_with_an_image_that_is_shrunk() -> None:
     assert [message["role"] for message in fitted] == ["user", "assistant"] * 2
 
 
-def test_a_side_that_no_patch_divides_moves_points_too() -> None:
+def test_an_image_side_that_patches_do_not_divide_moves_points_too() -> None:
     messages = [user_message("a"), turn({"action": "mouse_move", "coordinate": [1275, 717]})]
     fitted, _ = fit_demonstration(messages, [png(1276, 718)], dialect=DIALECT, max_pixels=LIMIT)
     assert action_of(fitted[1])["coordinate"] == [1279, 703]
 
 
-def test_each_turn_is_about_the_newest_image_before_it() -> None:
+def test_each_turn_refers_to_the_newest_image_before_it() -> None:
     blind = {"role": "user", "content": [{"type": "text", "text": "no screen"}]}
     messages = [blind, turn(CLICK), user_message("a"), turn(CLICK), blind, turn(CLICK), user_message(""), turn(CLICK)]
     fitted, _ = fit_demonstration(messages, [png(1920, 1080), png(1280, 704)], dialect=DIALECT, max_pixels=LIMIT)
@@ -66,7 +66,7 @@ def test_each_turn_is_about_the_newest_image_before_it() -> None:
     ]  # fmt: skip
 
 
-def test_actions_without_a_point_stay_to_the_letter() -> None:
+def test_actions_without_a_point_stay_unchanged() -> None:
     messages = [user_message("a"), turn({"action": "type", "text": "[3, 4]"})]
     fitted, _ = fit_demonstration(messages, [png(1920, 1080)], dialect=DIALECT, max_pixels=LIMIT)
     assert fitted == messages
@@ -82,7 +82,7 @@ def test_placeholders_and_images_must_agree(num_images: int) -> None:
 
 @pytest.mark.parametrize("space", ["unit", "thousand"])
 @pytest.mark.parametrize("name", ["slime", "pyautogui", "osgym"])
-def test_points_of_other_coordinates_move_to_the_same_place(name: str, space: str) -> None:
+def test_points_of_another_coordinate_space_move_to_the_same_place(name: str, space: str) -> None:
     target = load_dialect(name, space)
     messages = [user_message("a"), turn(CLICK, words="Click there")]
     fitted, _ = fit_demonstration(messages, [png(1920, 1080)], dialect=DIALECT, max_pixels=LIMIT, target=target)
@@ -93,7 +93,7 @@ def test_points_of_other_coordinates_move_to_the_same_place(name: str, space: st
     assert action_of(back[1]) == {"action": "left_click", "coordinate": [656, 368]}
 
 
-def test_relative_coordinates_stay_to_the_letter_whatever_the_size() -> None:
+def test_relative_coordinates_stay_unchanged_at_any_size() -> None:
     unit = load_dialect("slime@unit")
     messages = [
         user_message("a"),

@@ -22,7 +22,7 @@ def hidden_ND() -> torch.Tensor:
     return (20 * torch.randn(NUM, SIZE)).bfloat16()
 
 
-def test_they_are_the_products_in_double_precision(layer: nn.Linear, hidden_ND: torch.Tensor) -> None:
+def test_logits_are_the_products_in_double_precision(layer: nn.Linear, hidden_ND: torch.Tensor) -> None:
     layer.requires_grad_(False)
     exact_NV = hidden_ND.double() @ layer.weight.double().T
     logits_NV = project_logits(layer, hidden_ND)
@@ -32,7 +32,7 @@ def test_they_are_the_products_in_double_precision(layer: nn.Linear, hidden_ND: 
     assert float((layer(hidden_ND) - exact_NV).abs().max()) > 0.05, "the layer itself rounds"
 
 
-def test_gradients_are_those_of_the_layer(layer: nn.Linear, hidden_ND: torch.Tensor) -> None:
+def test_gradients_of_logits_equal_those_of_the_layer(layer: nn.Linear, hidden_ND: torch.Tensor) -> None:
     aim_N = torch.arange(NUM)
 
     def gradients(project: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,11 +51,11 @@ def test_gradients_are_those_of_the_layer(layer: nn.Linear, hidden_ND: torch.Ten
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_wider_model_computes_its_own(dtype: torch.dtype, hidden_ND: torch.Tensor) -> None:
+def test_a_model_of_a_wider_dtype_computes_its_own_logits(dtype: torch.dtype, hidden_ND: torch.Tensor) -> None:
     layer = nn.Linear(SIZE, VOCAB, bias=False, dtype=dtype)
     assert torch.equal(project_logits(layer, hidden_ND.to(dtype)), layer(hidden_ND.to(dtype)))
 
 
-def test_a_layer_of_another_kind_is_called(hidden_ND: torch.Tensor) -> None:
+def test_a_layer_with_a_bias_computes_its_own_logits(hidden_ND: torch.Tensor) -> None:
     layer = nn.Linear(SIZE, VOCAB, bias=True, dtype=torch.bfloat16)
     assert torch.equal(project_logits(layer, hidden_ND), layer(hidden_ND))

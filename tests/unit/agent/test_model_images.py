@@ -1,4 +1,4 @@
-"""Screenshots for the model: size limits, exact bytes, and points that find their way back to the screen."""
+"""Screenshots for the model: size limits, exact bytes, and points that map back to the screen."""
 
 import io
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_a_screenshot_that_is_too_large_becomes_smaller_without_other_loss(noise
     assert image.from_screen(100, 50) == (32, 16)
 
 
-def test_a_screenshot_that_the_desktop_resized_keeps_its_bytes_and_points_at_the_screen(noise_png: Noise) -> None:
+def test_a_screenshot_that_the_desktop_resized_keeps_its_bytes_and_maps_to_the_screen(noise_png: Noise) -> None:
     data = noise_png(64, 32, 0)
     image = prepare_screenshot(data, 64 * 32, screen_size=(200, 100))
     assert image.data == data
@@ -63,7 +63,7 @@ def test_a_point_at_the_far_corner_stays_on_the_screen(noise_png: Noise) -> None
     assert image.to_screen(9999, 9999) == (199, 99)
 
 
-def test_bytes_that_are_no_image_are_refused() -> None:
+def test_bytes_that_are_not_an_image_are_refused() -> None:
     with pytest.raises(ValueError, match="is not an image"):
         prepare_screenshot(b"not a png", 1024)
 

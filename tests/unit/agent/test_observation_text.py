@@ -1,4 +1,4 @@
-"""The text beside a screenshot: order, headings, cuts, and what later turns leave out."""
+"""The text next to a screenshot: order, headings, cuts, and what later turns leave out."""
 
 from osworld_pipeline.agent.observation_text import LastAction, cut_text, observation_text, user_message
 from osworld_pipeline.domain.observation import Observation
@@ -11,7 +11,7 @@ def render(observation: Observation, *, step_index: int = 0, last_action: LastAc
     return observation_text(observation, TASK, step_index=step_index, last_action=last_action, a11y_max_length=10)
 
 
-def test_every_part_stands_in_order_under_its_heading() -> None:
+def test_every_part_is_in_order_under_its_heading() -> None:
     observation = Observation(screenshot=b"", accessibility_tree="tree", terminal="$ ls")
     assert render(observation, last_action=LastAction()) == (
         "[Domain hint]\nos\n[Task]\nRename alpha to bravo.\n[Accessibility Tree]\ntree\n[Terminal Output]\n$ ls\n"

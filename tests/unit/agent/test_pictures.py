@@ -1,4 +1,4 @@
-"""Foreign pictures are opened in the formats of screenshots, and in no other that Pillow knows."""
+"""Foreign pictures are opened in the formats of screenshots, and in no other format that Pillow supports."""
 
 import io
 import re
@@ -21,18 +21,18 @@ def encoded(image_format: str) -> bytes:
 
 
 @pytest.mark.parametrize("image_format", FORMATS)
-def test_screenshots_are_opened(image_format: str) -> None:
+def test_pictures_in_the_formats_of_screenshots_are_opened(image_format: str) -> None:
     assert open_picture(encoded(image_format)).size == (4, 3)
 
 
 @pytest.mark.parametrize("image_format", ["BMP", "EPS", "GIF", "ICO", "PCX", "PPM", "TGA", "TIFF"])
-def test_other_formats_are_not(image_format: str) -> None:
+def test_pictures_in_other_formats_are_refused(image_format: str) -> None:
     data = encoded(image_format)
     with pytest.raises(UnidentifiedImageError):
         open_picture(data)
 
 
-def test_nobody_opens_a_picture_in_another_way() -> None:
+def test_no_module_opens_a_picture_in_another_way() -> None:
     packages = ("osworld_pipeline", "env_server", "assets", "resources", "jobs")
     sources = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     found = {str(path.relative_to(ROOT)) for path in sources if re.search(r"\bImage\.open\(", path.read_text())}

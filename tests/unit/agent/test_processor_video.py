@@ -11,7 +11,7 @@ def test_a_saved_processor_holds_the_video_part_that_servers_want(processor: Any
     assert settings["video_processor_type"] == "Qwen3VLVideoProcessor"
 
 
-def test_a_checkpoint_s_own_video_part_is_handed_on(processor: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_s_own_video_part_is_kept_when_it_is_saved_again(processor: Any, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     processor.save_pretrained(first)
     (first / VIDEO_FILE).write_text('{"video_processor_type": "Qwen3VLVideoProcessor", "fps": 7}')

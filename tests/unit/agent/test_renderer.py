@@ -1,4 +1,4 @@
-"""Turns as ids equal the chat template's, whatever a desktop shows; model inputs agree, or say where they do not."""
+"""The ids of turns equal the chat template's for any screen; model inputs agree, or an error says where they do not."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -121,7 +121,7 @@ def test_an_episode_and_its_demonstration_have_the_same_ids(processor: Any, imag
     assert set(versions[logprobs == -0.25]) == {5}
 
 
-def test_a_sampled_opening_of_an_image_is_no_image(processor: Any, images: list[bytes]) -> None:
+def test_a_sampled_start_token_of_an_image_is_not_an_image(processor: Any, images: list[bytes]) -> None:
     renderer = Renderer(processor)
     context = context_of(renderer)
     observe(context, TASK, images[0])
@@ -129,7 +129,7 @@ def test_a_sampled_opening_of_an_image_is_no_image(processor: Any, images: list[
     assert only_sequence(context).image_steps == (0,)
 
 
-def test_an_observation_that_does_not_fit_with_a_whole_response_adds_nothing_and_says_by_how_much(
+def test_an_observation_that_leaves_no_room_for_a_response_adds_nothing_and_returns_the_excess(
     processor: Any, images: list[bytes]
 ) -> None:
     renderer = Renderer(processor)

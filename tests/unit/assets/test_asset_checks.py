@@ -56,7 +56,7 @@ def offenders(result: dg.AssetCheckResult) -> str:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
-    """A source, its task, and an update with an injection."""
+    """A sound state: a source, its task, and an update with an injection."""
     state = StateDir(tmp_path_factory.mktemp("sound"))
     put_lines(state, "bc_sft", [record("t1")])
     put_task(state, config("t1"))
@@ -75,7 +75,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
 
 @pytest.fixture
 def state(sound: StateDir, tmp_path: Path) -> StateDir:
-    """A copy of the sound one, to break."""
+    """A copy of the sound state, to break."""
     shutil.copytree(sound.root, tmp_path / "state")
     return StateDir(tmp_path / "state")
 
@@ -97,7 +97,7 @@ def change_table(state: StateDir, name: str, **changes: Any) -> None:
     write_table(state, name, pa.Table.from_pylist(rows, schema=read_table(state, name).schema))
 
 
-def test_a_task_id_that_stands_twice_is_found(state: StateDir) -> None:
+def test_a_duplicate_task_id_is_found(state: StateDir) -> None:
     table = read_table(state, "union_tasks")
     rebuild_catalog(state)
     write_table(state, "union_tasks", pa.concat_tables([table, table]))
@@ -106,12 +106,12 @@ def test_a_task_id_that_stands_twice_is_found(state: StateDir) -> None:
     assert "| t1 | 2 rows |" in offenders(result)
 
 
-def test_an_id_of_a_chunk_is_no_task_id(state: StateDir) -> None:
+def test_a_chunk_id_is_not_accepted_as_a_task_id(state: StateDir) -> None:
     change_table(state, "union_tasks", task_id="t1_chunk3")
     assert "an id of a chunk" in offenders(ask(state, "task_ids_are_unique"))
 
 
-def test_no_training_task_is_told(state: StateDir) -> None:
+def test_a_state_without_training_tasks_is_found(state: StateDir) -> None:
     write_table(state, "train_tasks", read_table(state, "train_tasks").slice(0, 0))
     assert not ask(state, "there_are_training_tasks").passed
 
@@ -131,7 +131,7 @@ def test_a_training_task_that_cannot_be_run_is_found(state: StateDir, changes: d
 
 
 @pytest.mark.parametrize(("source", "is_fit"), [("wine-basics/x", True), ("windows-basics/x", True), ("office", False)])
-def test_a_windows_task_is_trained_on_where_its_suite_was_asked_for(state: StateDir, source: str, is_fit: bool) -> None:
+def test_a_windows_task_is_trained_on_if_its_suite_was_requested(state: StateDir, source: str, is_fit: bool) -> None:
     task = json.dumps({"id": "t1", "source": source})
     change_table(state, "train_tasks", platform="windows", task_config=task)
     assert ask(state, "training_tasks_can_be_run").passed == is_fit
@@ -160,7 +160,7 @@ def test_a_missing_image_of_a_demonstration_or_of_a_step_is_found(state: StateDi
     assert sha256[:12] in offenders(ask(state, "no_blob_is_missing"))
 
 
-def test_a_source_that_loses_most_of_its_records_is_told_and_blocks_nothing(state: StateDir) -> None:
+def test_a_source_that_loses_most_of_its_records_is_reported_and_blocks_nothing(state: StateDir) -> None:
     put_lines(state, "bc_sft", [record("t1"), *["{cut"] * 30])
     ensure_union(state, load_recipe("smoke"))
     result = ask(state, "few_records_are_rejected")
@@ -168,7 +168,7 @@ def test_a_source_that_loses_most_of_its_records_is_told_and_blocks_nothing(stat
     assert result.severity is dg.AssetCheckSeverity.WARN
 
 
-def test_demonstrations_that_do_not_earn_their_reward_are_told_above_a_tenth(state: StateDir) -> None:
+def test_demonstrations_that_do_not_earn_their_reward_are_reported_above_a_tenth(state: StateDir) -> None:
     write_summary(state, replace(SUMMARY, num_verified=8, num_failed=2, failed=(FAILED, FAILED)))
     result = ask(state, "demonstrations_earn_their_reward")
     assert "bc\\_sft: a.jsonl:1" in offenders(result)
@@ -195,7 +195,7 @@ def test_an_orphan_injection_is_found(state: StateDir, lose: Callable[[StateDir]
     assert problem in offenders(ask(state, "no_orphan_injection"))
 
 
-def test_an_injected_episode_is_no_orphan(state: StateDir) -> None:
+def test_an_injected_episode_is_not_an_orphan(state: StateDir) -> None:
     group = RolloutGroup(group_id="g1", task_id="t1", stage_key="s", update=0, episodes=())
     TrajectoryStore(state).write_groups("p1", [group], [replace(injection("e1"), kind="episode")])
     assert ask(state, "no_orphan_injection").passed
@@ -208,13 +208,13 @@ def test_an_episode_that_lost_a_step_is_found(state: StateDir) -> None:
     assert "| e1 | 2 | 1 |" in offenders(ask(state, "episodes_have_their_steps"))
 
 
-def test_an_episode_without_steps_is_sound_where_it_counts_none(state: StateDir) -> None:
+def test_an_episode_without_steps_is_sound_if_it_counts_none(state: StateDir) -> None:
     fault = replace(make_episode("e2"), steps=(), outcome=Outcome.ENV_FAULT, reward=None)
     TrajectoryStore(state).write_episodes("p2", [fault])
     assert ask(state, "episodes_have_their_steps").passed
 
 
-def test_checks_that_block_are_those_without_which_training_would_be_wrong() -> None:
+def test_only_checks_that_correct_training_depends_on_are_blocking() -> None:
     blocking = {name for name, check in BY_NAME.items() if next(iter(check.check_specs)).blocking}
     assert blocking == {
         "task_ids_are_unique",
@@ -234,13 +234,13 @@ def test_checks_that_block_are_those_without_which_training_would_be_wrong() -> 
         ("trainer_sampler_logprob_diff", 0.004, True), ("success_rate", math.nan, True),
     ],
 )  # fmt: skip
-def test_training_that_ran_away_is_found(state: StateDir, figure: str, value: float, is_sound: bool) -> None:
+def test_training_that_diverged_is_found(state: StateDir, figure: str, value: float, is_sound: bool) -> None:
     upsert_checkpoint(state, make_checkpoint("sft-1", metrics={figure: value}))
     rebuild_catalog(state)
     assert ask(state, "training_was_sound").passed == is_sound
 
 
-def test_checkpoint_that_fell_behind_its_parent_is_told_and_blocks_nothing(state: StateDir) -> None:
+def test_a_checkpoint_that_is_worse_than_its_parent_is_reported_and_blocks_nothing(state: StateDir) -> None:
     recipe = load_recipe("smoke", settings=["suite.num_heldout=10"])
     upsert_checkpoint(state, make_checkpoint("sft-1"))
     upsert_checkpoint(state, make_checkpoint("sft-2", parent_id="sft-1"))

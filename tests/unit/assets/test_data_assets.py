@@ -1,4 +1,4 @@
-"""The assets of the data: what they tell Dagster, and that unchanged input makes nothing anew."""
+"""The data assets: what they report to Dagster, and that unchanged input rebuilds nothing."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +34,7 @@ TABLES = ("union_tasks", "replay_buffer", "train_tasks")
 
 
 class NoDesktops(DesktopsResource):
-    """For assets that must not need one."""
+    """For assets that must not start a desktop."""
 
     @contextmanager
     def serve(self, state: StateDir, recipe: Recipe, *, run_id: str) -> Iterator[EnvServers]:
@@ -76,7 +76,7 @@ def state(tmp_path: Path) -> StateDir:
     return state
 
 
-def test_raw_sources_and_tables_tell_rows_columns_rejects_and_previews_and_stand_when_nothing_changes(
+def test_raw_sources_and_tables_report_rows_columns_rejects_previews_and_stay_without_a_change(
     state: StateDir,
 ) -> None:
     assets = [*RAW_ASSETS, union_tables, *(check for check in CHECKS if asset_of(check) in TABLES)]
@@ -109,7 +109,7 @@ def asset_of(check: dg.AssetChecksDefinition) -> str:
     return next(iter(check.check_keys)).asset_key.to_user_string()
 
 
-def test_a_settled_verification_asks_for_no_desktop_and_shows_what_failed(state: StateDir) -> None:
+def test_a_finished_verification_starts_no_desktop_and_shows_what_failed(state: StateDir) -> None:
     failed = FailedDemonstration(
         row_id="r1", task_id="t1", source="bc_sft: a.jsonl:1", earned=(0.0, 0.25), error="the desktop refused action 0"
     )
@@ -121,16 +121,16 @@ def test_a_settled_verification_asks_for_no_desktop_and_shows_what_failed(state:
     )  # fmt: skip
     write_summary(state, summary)
     event = materialize(state, [verified_replay])["verified_replay"]
-    told = {
+    reported = {
         name: value(event, name) for name in ("verified", "failed", "faults", "not verifiable", "verified coverage")
     }
-    assert told == {"verified": 2, "failed": 1, "faults": 1, "not verifiable": 1, "verified coverage": 0.5}
+    assert reported == {"verified": 2, "failed": 1, "faults": 1, "not verifiable": 1, "verified coverage": 0.5}
     assert "| t1 | r1 | bc\\_sft: a.jsonl:1 | 0, 0.25 | the desktop refused action 0 |" in value(event, "failed ones")
     assert "| no task | 1 | r4 |" in value(event, "reasons")
     assert data_version(event) == "d"
 
 
-def test_a_recipe_that_verifies_nothing_asks_for_no_desktop(state: StateDir, tmp_path: Path) -> None:
+def test_a_recipe_that_verifies_nothing_starts_no_desktop(state: StateDir, tmp_path: Path) -> None:
     text = (ROOT / "osworld_pipeline" / "recipes" / "smoke.toml").read_text()
     path = tmp_path / "quiet.toml"
     path.write_text(text + '\n[replay]\nverify = "none"\n')
@@ -138,7 +138,7 @@ def test_a_recipe_that_verifies_nothing_asks_for_no_desktop(state: StateDir, tmp
     assert "none" in value(event, "skipped")
 
 
-def test_another_grader_image_recipe_or_row_is_another_verification(state: StateDir) -> None:
+def test_another_grader_image_recipe_or_row_changes_the_verification_key(state: StateDir) -> None:
     known = verification_key(state, RECIPE, desktops="a")
     assert known == verification_key(state, RECIPE, desktops="a")
     assert known != verification_key(state, RECIPE, desktops="b")
@@ -173,7 +173,7 @@ def test_training_comes_after_verification_in_every_job_that_has_both() -> None:
     }
 
 
-def test_the_whole_road_leaves_out_upkeep_and_nothing_else() -> None:
+def test_the_train_evaluate_and_rank_jobs_cover_every_asset_except_upkeep() -> None:
     everything = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
     selected = [
         key
@@ -185,7 +185,7 @@ def test_the_whole_road_leaves_out_upkeep_and_nothing_else() -> None:
         assert defs.resolve_job_def(name).name == name
 
 
-def test_every_data_asset_says_the_version_of_its_code() -> None:
+def test_every_data_asset_has_a_code_version() -> None:
     graph = defs.resolve_asset_graph()
     versioned = [name for key in graph.get_all_asset_keys() if (name := key.to_user_string()).startswith("raw_")]
     assert len(versioned) == 13

@@ -58,12 +58,12 @@ def test_evaluations_may_have_a_pool_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("text", "parts"), [("", ()), ("/", ()), ("agents", ("agents",)), ("team/agents/", ("team", "agents"))]
 )
-def test_a_prefix_is_names_between_slashes(text: str, parts: tuple[str, ...]) -> None:
+def test_a_prefix_is_split_into_names_at_slashes(text: str, parts: tuple[str, ...]) -> None:
     assert prefix_from({PREFIX_VARIABLE: text}) == parts
     assert prefix_from({}) == ()
 
 
 @pytest.mark.parametrize("text", ["a b", "team//agents", "team.agents", "a/*"])
-def test_another_prefix_is_refused(text: str) -> None:
+def test_an_invalid_prefix_is_refused(text: str) -> None:
     with pytest.raises(PipelineError, match="is no prefix of asset keys"):
         prefix_from({PREFIX_VARIABLE: text})

@@ -58,7 +58,7 @@ def test_desktops_are_either_given_by_url_or_started_on_ray() -> None:
         pass
 
 
-def test_programs_get_a_token_of_the_run_that_ends_and_not_the_servers_own() -> None:
+def test_programs_get_an_expiring_token_of_the_run_and_not_the_token_of_the_servers() -> None:
     resource = DesktopsResource(urls=["http://a:1"], token="secret", token_hours=2)
     token = job_of(resource).servers.token
     assert token is not None
@@ -71,7 +71,7 @@ def test_programs_get_a_token_of_the_run_that_ends_and_not_the_servers_own() -> 
     assert job_of(DesktopsResource(urls=["http://a:1"], token="secret", token_hours=0)).servers.token == "secret"
 
 
-def test_what_desktops_on_ray_are_made_from_is_not_known_before_they_run() -> None:
+def test_desktops_on_ray_have_no_identity_before_they_run() -> None:
     assert DesktopsResource(ray=DesktopsOnRay()).identity(load_recipe("smoke")) is None
 
 

@@ -1,4 +1,4 @@
-"""What Dagster and MLflow are told of an evaluation."""
+"""What is reported to Dagster and MLflow about an evaluation."""
 
 from eval_samples import eval_rows
 
@@ -11,7 +11,7 @@ FIGURES = {"eval/parity_num_tokens": 56, "eval/parity_mean_diff": 2e-7, "eval/pa
 PLAN = EvaluationPlan(key="k", stage_key="eval-c-k", suite_digest="d", episodes={})
 
 
-def test_the_parity_probe_of_the_engine_is_among_the_figures_where_there_was_one() -> None:
+def test_the_figures_include_the_parity_probe_of_the_engine_if_there_was_one() -> None:
     score = summarise(eval_rows(["s", "f"], **PROBED))
     figures = mlflow_figures(score)
     assert FIGURES.items() <= figures.items()
@@ -21,7 +21,7 @@ def test_the_parity_probe_of_the_engine_is_among_the_figures_where_there_was_one
     assert metadata["parity largest difference"] == 1e-6
 
 
-def test_an_engine_that_was_not_probed_adds_nothing() -> None:
+def test_an_engine_that_was_not_probed_adds_no_figure() -> None:
     score = summarise(eval_rows(["s"]))
     assert not FIGURES.keys() & mlflow_figures(score).keys()
     assert not any("parity" in name for name in evaluation_result(score, PLAN).metadata or {})

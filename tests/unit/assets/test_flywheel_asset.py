@@ -1,4 +1,4 @@
-"""The flywheel as an asset: what it stands for without a round, and what it shows of those that were run."""
+"""The flywheel as an asset: the checkpoint it gives without a round, and what it shows of the rounds that were run."""
 
 import json
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class NoDesktops(DesktopsResource):
         yield
 
 
-def test_without_a_round_it_stands_for_the_sft_checkpoint_and_needs_no_desktop(tmp_path: Path) -> None:
+def test_without_a_round_the_flywheel_gives_the_sft_checkpoint_and_needs_no_desktop(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     (state.root / SFT.path).mkdir(parents=True)
     (state.root / SFT.path / CARD).write_text(json.dumps(checkpoint_card(SFT)))
@@ -111,7 +111,7 @@ def test_desktops_come_from_the_resource_or_else_the_recipe() -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {"OSWORLD_MAX_TURNS": "6"}])
-def test_the_recipe_resource_gives_what_its_settings_and_environment_say(environment: dict[str, str]) -> None:
+def test_the_recipe_resource_applies_its_settings_and_environment(environment: dict[str, str]) -> None:
     source = RecipeResource(
         name="qwen3vl_4b_lora", settings=["gspo.group_size=6"], environment={"OSWORLD_TIMEOUT": "77", **environment}
     )

@@ -1,4 +1,4 @@
-"""The asset that writes the reports: whatever the instance knows, of this state folder alone."""
+"""The asset that writes the reports: they cover this state folder alone, even if the instance has other checkpoints."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from resources.state import RecipeResource, StateResource
 from resources.tracking import TrackingResource
 
 
-def test_reports_are_written_where_the_instance_also_knows_checkpoints_of_another_state(tmp_path: Path) -> None:
+def test_reports_are_written_if_the_instance_also_has_checkpoints_of_another_state(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     here, elsewhere = "sft-000000000001", "base-0123456789ab"
     upsert_checkpoint(state, Checkpoint(
@@ -28,8 +28,8 @@ def test_reports_are_written_where_the_instance_also_knows_checkpoints_of_anothe
         TrajectoryStore(state).write_episodes(part, [episode])
     with dg.DagsterInstance.ephemeral() as instance:
         for asset, checkpoint_id in (("base_checkpoint", elsewhere), ("sft_checkpoint", here)):
-            told = dg.AssetMaterialization(asset_key=asset, metadata={"checkpoint_id": checkpoint_id})
-            instance.report_runless_asset_event(told)
+            reported = dg.AssetMaterialization(asset_key=asset, metadata={"checkpoint_id": checkpoint_id})
+            instance.report_runless_asset_event(reported)
         result = dg.materialize(
             [evaluation_report],
             instance=instance,

@@ -1,5 +1,5 @@
-"""The flywheel and the GSPO phases from a checkpoint that is there already: where they begin, what they may spend, and
-what stands for a stage that its budget ended."""
+"""The flywheel and the GSPO phases from an existing checkpoint: where they start, what they may spend, and which
+checkpoint a stage gives if its budget ended it."""
 
 import base64
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ COST = 4
 
 
 class Program(Launcher):
-    """A phase of two updates: rolls out COST episodes, and ends with a milestone where the budget is spent by then."""
+    """A phase of two updates: it rolls out COST episodes and ends with a milestone if the budget is spent by then."""
 
     def launch(self, context: Any, program: str, job: Any, on_message: Any, *, state: StateDir, **more: Any) -> Any:
         assert program == "train_gspo"
@@ -52,7 +52,7 @@ class Program(Launcher):
 
 
 class Unasked:
-    """A run of MLflow, as far as a stage tells it anything."""
+    """An MLflow run that accepts every call of a stage."""
 
     run_id = "mlflow-run"
 
@@ -60,14 +60,14 @@ class Unasked:
         return f"{base_url}/runs/{self.run_id}"
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *told, **more: None
+        return lambda *reported, **more: None
 
 
 class NoTracking(TrackingResource):
     best: str = ""
 
     @contextmanager
-    def stage(self, *told: Any, **more: Any) -> Iterator[Any]:
+    def stage(self, *reported: Any, **more: Any) -> Iterator[Any]:
         yield Unasked()
 
     def run_id_of(self, state: StateDir, stage_key: str) -> str | None:
@@ -96,7 +96,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def state(tmp_path: Path, instance: dg.DagsterInstance) -> StateDir:
-    """With an SFT checkpoint, and a champion that only its folder tells of."""
+    """A state with an SFT checkpoint, and a champion that is recorded only in its folder."""
     state = StateDir(tmp_path)
     lay_down(state, make_checkpoint("sft-1"), make_checkpoint("best-1", Stage.GSPO_PHASE2))
     upsert_checkpoint(state, make_checkpoint("sft-1"))
@@ -128,7 +128,7 @@ def materialize(
 
 
 def shown(result: dg.ExecuteInProcessResult) -> list[dict[str, Any]]:
-    """What each asset says, the flywheel first."""
+    """The metadata of each asset, the flywheel first."""
     events = result.get_asset_materialization_events()
     found = {event.asset_key: event.step_materialization_data.materialization.metadata for event in events}
     return [{name: value.value for name, value in found[asset.key].items()} for asset in ASSETS]
@@ -139,7 +139,7 @@ def observations(result: dg.ExecuteInProcessResult) -> list[dg.AssetObservation]
     return [event.asset_observation_data.asset_observation for event in events]
 
 
-def test_a_re_training_begins_with_the_champion_and_costs_nothing_a_second_time(
+def test_a_re_training_starts_with_the_champion_and_costs_nothing_a_second_time(
     instance: dg.DagsterInstance, state: StateDir
 ) -> None:
     first = materialize(instance, state, "champion")
@@ -165,7 +165,7 @@ def test_a_re_training_begins_with_the_champion_and_costs_nothing_a_second_time(
     assert "stopped" not in again[2]
 
 
-def test_a_phase_that_its_budget_ended_is_its_milestone_and_the_next_stands_for_it_until_it_goes_on(
+def test_a_phase_ended_by_its_budget_gives_its_milestone_as_does_the_next_phase_until_it_resumes(
     instance: dg.DagsterInstance, state: StateDir
 ) -> None:
     _, phase1, phase2 = shown(materialize(instance, state, "champion", f"retraining.max_episodes={COST}"))
@@ -186,7 +186,7 @@ def test_both_phases_spend_one_budget(instance: dg.DagsterInstance, state: State
     assert phase2["parent_id"] == phase1["checkpoint_id"]
 
 
-def test_the_time_of_a_re_training_counts_from_the_beginning_of_its_run(
+def test_the_time_of_a_re_training_counts_from_the_start_of_its_run(
     instance: dg.DagsterInstance, state: StateDir
 ) -> None:
     stages = shown(materialize(instance, state, "champion", "retraining.max_wall_s=0.000001", "flywheel.num_rounds=2"))
@@ -212,7 +212,7 @@ def test_training_from_the_asset_upstream_has_no_budget(instance: dg.DagsterInst
         ("far-1", "best-1", "far-1 is an endpoint"),
     ],
 )
-def test_what_cannot_be_trained_further_is_refused_in_one_sentence(
+def test_a_checkpoint_that_cannot_be_trained_further_is_refused_with_one_clear_error(
     instance: dg.DagsterInstance, state: StateDir, start: str, champion: str, sentence: str
 ) -> None:
     upsert_checkpoint(state, make_checkpoint("far-1", Stage.EXTERNAL, path="http://far.example/v1#m"))

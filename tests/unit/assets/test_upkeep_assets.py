@@ -15,7 +15,7 @@ from osworld_pipeline.tables.query import run_query
 from resources.state import StateResource
 
 
-def test_compaction_tells_what_it_did_and_loses_no_row(tmp_path) -> None:
+def test_compaction_reports_what_it_did_and_loses_no_row(tmp_path) -> None:
     state = StateDir(tmp_path)
     store = TrajectoryStore(state)
     for number in range(9):
@@ -28,7 +28,7 @@ def test_compaction_tells_what_it_did_and_loses_no_row(tmp_path) -> None:
     assert run_query(state, "SELECT count(*) FROM steps").rows == [(18,)]
 
 
-def test_the_schedule_compacts_where_there_are_small_parts_and_nowhere_else(tmp_path) -> None:
+def test_the_schedule_compacts_only_if_there_are_small_parts(tmp_path) -> None:
     store, resource = TrajectoryStore(StateDir(tmp_path)), StateResource(path=str(tmp_path))
 
     def ask() -> dg.RunRequest | dg.SkipReason:
@@ -48,7 +48,7 @@ def test_the_schedule_compacts_where_there_are_small_parts_and_nowhere_else(tmp_
     assert isinstance(ask(), dg.SkipReason)
 
 
-def test_garbage_collection_spares_what_was_written_just_now(tmp_path) -> None:
+def test_garbage_collection_keeps_a_blob_that_was_just_written(tmp_path) -> None:
     state = StateDir(tmp_path)
     sha256 = TrajectoryStore(state).write_blob(image_bytes(1), suffix="png")
     result = collect_garbage.execute_in_process(resources={"state": StateResource(path=str(tmp_path))})

@@ -1,4 +1,4 @@
-"""Where Dagster leads to."""
+"""Links from Dagster to the viewer."""
 
 from starlette.testclient import TestClient
 from viewer_samples import write_sample_store

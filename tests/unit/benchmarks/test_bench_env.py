@@ -42,7 +42,7 @@ HTTPServer((arguments.host, int(arguments.port)), Handler).serve_forever()
 """A server that serves one request at a time, with the peer's command line."""
 
 
-def test_spread_tells_its_middle_and_its_ends() -> None:
+def test_a_spread_has_a_median_and_extremes() -> None:
     spread = Spread.of([4.0, 1.0, 3.0, 2.0])
     assert (spread.median, spread.quantile(0.0), spread.quantile(1.0)) == (2.5, 1.0, 4.0)
     assert spread.range_text() == "2.5 (1.0-4.0)"
@@ -50,13 +50,13 @@ def test_spread_tells_its_middle_and_its_ends() -> None:
         Spread.of([])
 
 
-def test_one_episode_does_no_more_steps_than_its_desktop_and_loses_few() -> None:
+def test_one_episode_is_no_faster_than_its_desktop_and_loses_few_steps() -> None:
     run = measure(our_server, 1, seconds=1.0, warm_up_s=0.2)
     assert 0.2 / STEP_S < run.steps_per_s <= 1.1 / STEP_S
     assert -1.0 <= run.overhead_ms.median < 100.0
 
 
-def test_ours_is_measured_against_a_peer_and_the_ratio_is_printed(tmp_path: Path) -> None:
+def test_our_server_is_measured_against_a_peer_and_the_ratio_is_printed(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "osworld_env_server.py").write_text(PEER)
     output = io.StringIO()
@@ -67,7 +67,7 @@ def test_ours_is_measured_against_a_peer_and_the_ratio_is_printed(tmp_path: Path
     assert f"{speed['ours'] / speed['slime']:.1f}" in output.getvalue()
 
 
-def test_folder_that_is_no_peer_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_peer_is_named(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match="not a checkout of Slime-OSWorld"):
         peer_server(tmp_path)
 
@@ -82,7 +82,7 @@ def test_folder_that_is_no_peer_is_named(tmp_path: Path) -> None:
         (0.2, 0.1, 0.0, 1.0, "the 50 ms step"),
     ],
 )
-def test_what_limits_a_run_is_said(server: float, client: float, others: float, overhead: float, limit: str) -> None:
+def test_a_run_names_what_limits_it(server: float, client: float, others: float, overhead: float, limit: str) -> None:
     run = Run(
         num_episodes=32, steps_per_s=600.0, overhead_ms=Spread.of([overhead]), server_cores=server,
         client_cores=client, other_cores=others, num_cores=2,
@@ -90,10 +90,10 @@ def test_what_limits_a_run_is_said(server: float, client: float, others: float, 
     assert limit in run.limit
 
 
-def test_figures_land_in_a_file(tmp_path: Path) -> None:
+def test_figures_are_written_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     options = ["throughput", "--rounds", "1", "--seconds", "0.4", "--episodes", "2", "--json", str(file)]
     assert bench_env.main(options) == 0
-    told = json.loads(file.read_text())
-    assert told["machine"]["cores"] >= 1
-    assert [result["episodes"] for result in told["results"]] == [2]
+    reported = json.loads(file.read_text())
+    assert reported["machine"]["cores"] >= 1
+    assert [result["episodes"] for result in reported["results"]] == [2]

@@ -1,4 +1,4 @@
-"""The GPU measurement's frame: a part that fails, hangs or dies keeps its figures and costs no other part anything."""
+"""The GPU measurement's frame: a part that fails, hangs or dies keeps its figures and does not affect other parts."""
 
 import sys
 from dataclasses import replace
@@ -55,13 +55,13 @@ def test_a_part_that_hangs_or_dies_keeps_its_figures_and_the_others_run() -> Non
     assert [result.figures for result in results] == [[Figure(name="found", value="1")]] * 3
 
 
-def test_a_part_that_would_begin_after_the_budget_is_not_run() -> None:
+def test_a_part_that_would_start_after_the_budget_is_not_run() -> None:
     (result,) = run_parts(["works"], fake_command, limits_s={"works": 60}, budget_s=1)
     assert result.status == "not run"
     assert "used up" in result.error
 
 
-def test_an_exception_ends_its_part_alone_and_stands_on_the_sheet(
+def test_an_exception_ends_only_its_part_and_is_noted_on_the_sheet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(size: object, folder: object, sheet: Sheet) -> None:
@@ -86,7 +86,7 @@ def test_every_part_has_a_limit_and_a_title() -> None:
     assert set(PARTS) == set(LIMITS_S) == set(TITLES)
 
 
-def test_the_page_says_what_is_not_met_and_escapes_bars() -> None:
+def test_the_page_lists_claims_that_are_not_met_and_escapes_bars() -> None:
     met = PartResult(name="lora", status="ok", seconds=3, device="NVIDIA H100 80GB HBM3")
     met.figures.append(Figure(name="|a - b|", value="0.1"))
     broken = PartResult(name="speed", status="ok", claims=[Claim(sentence="it is fast", is_met=False)])
@@ -119,7 +119,7 @@ def test_an_80_gb_device_trains_fewer_than_all_layers_and_a_larger_one_all() -> 
     assert fitted(FULL, "gspo", context=8192, num_bytes=None) == FULL
 
 
-def test_the_estimate_is_that_of_the_fitted_shape() -> None:
+def test_the_memory_estimate_depends_on_the_number_of_layers() -> None:
     smaller = replace(FULL, architecture=replace(FULL.architecture, num_layers=18))
     layers = 18 * FULL.architecture.layer_weights
     # Weights, gradients, masters with their gradients and two moments: 20 bytes each, and 5% on top; activations
@@ -136,7 +136,7 @@ def test_the_estimate_is_that_of_the_fitted_shape() -> None:
         ("CPU", None),
     ],
 )  # fmt: skip
-def test_the_peak_is_that_of_the_part(name: str, expected: float | None) -> None:
+def test_the_peak_tflops_are_those_of_the_named_device(name: str, expected: float | None) -> None:
     assert peak_tflops(name) == expected
 
 
@@ -144,7 +144,7 @@ def test_the_published_shape_has_four_billion_weights() -> None:
     assert Architecture().trained_weights == pytest.approx(4.02e9, rel=0.01)
 
 
-def test_model_flop_of_an_update_by_hand() -> None:
+def test_model_flop_of_an_update_match_a_calculation_by_hand() -> None:
     # A layer's weights: q and o 2 * 32 * 64, k and v 2 * 32 * 32, MLP 3 * 32 * 64: 12,288. Ten tokens, two operations
     # each: 245,760. Attention 2 * 64 * 10^2 = 12,800; two responses' logits 2 * 32 * 512 * 2 = 65,536.
     text = 245_760 + 12_800 + 65_536

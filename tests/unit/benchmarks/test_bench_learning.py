@@ -15,7 +15,7 @@ from osworld_pipeline.tables.checkpoints import upsert_checkpoint
 
 
 def train(state: StateDir, arm: Arm) -> str:
-    """The id of its last checkpoint."""
+    """Records the checkpoints of the arm; returns the id of the last one."""
     recipe = load_recipe(arm.recipe, settings=arm.settings)
     parent = ""
     for stage in STAGES:

@@ -1,4 +1,4 @@
-"""The benchmark of scale at its smallest: a clock that jumps, the pool's own code in it, and what a replica costs."""
+"""The benchmark of scale at its smallest: a clock that jumps, the pool's own code on it, and what a replica costs."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ TIMES = Times(start_s=(1.0, 2.0), reset_s=(0.5,), episode_s=(10.0, 20.0))
 NEVER = Failures(desktop_mtbf_s=1e9, failed_start_share=0.0, host_mtbf_s=1e9)
 
 
-def test_hours_pass_in_no_time_and_the_pool_sees_them() -> None:
+def test_virtual_hours_pass_at_once_and_the_pool_sees_them() -> None:
     async def wait() -> tuple[float, float]:
         before = pool.time.monotonic()
         async with asyncio.timeout(7200):
@@ -30,7 +30,7 @@ def test_hours_pass_in_no_time_and_the_pool_sees_them() -> None:
     assert pool.time is replica.time is time
 
 
-def test_timeouts_are_kept_and_what_never_ends_is_an_error() -> None:
+def test_timeouts_fire_and_a_task_that_never_ends_is_an_error() -> None:
     async def late() -> None:
         async with asyncio.timeout(5):
             await asyncio.sleep(6)
@@ -44,7 +44,7 @@ def test_timeouts_are_kept_and_what_never_ends_is_an_error() -> None:
         run_in_virtual_time(never)
 
 
-def test_replicas_without_faults_are_always_in_use_but_for_resets() -> None:
+def test_replicas_without_faults_are_always_in_use_except_for_resets() -> None:
     report = simulate(replace(FLEET, num_hosts=1, replicas_per_host=6), TIMES, NEVER)
     # Episodes of 15 s on average and resets of 0.5 s: six replicas serve at most 6 * 200 / 15.5 of them.
     assert report.num_episodes == pytest.approx(6 * 200 / 15.5, abs=8)
@@ -80,7 +80,7 @@ def test_more_policies_than_replicas_wait_their_turn_or_are_refused() -> None:
     assert min(report.episodes_by_client.values()) >= 1
 
 
-def test_rent_is_shared_by_as_many_as_fit() -> None:
+def test_the_rent_of_a_host_is_shared_by_as_many_replicas_as_fit() -> None:
     host = HostKind(cores=64, memory_gb=512, usd_per_hour=4.0)
     light = cost_of(Need(memory_mb=450, cores=0.01), host)
     assert (light.per_host, light.num_hosts, light.limited_by) == (1024, 1, "memory")
@@ -93,12 +93,12 @@ def test_rent_is_shared_by_as_many_as_fit() -> None:
         cost_of(Need(memory_mb=0, cores=0.1), host)
 
 
-def test_shared_image_saves_all_but_one_copy() -> None:
+def test_a_shared_image_saves_all_copies_but_one() -> None:
     assert disk_saved_share(shared_mb=800, own_mb=1, num_replicas=64) == pytest.approx(1 - 864 / (64 * 801))
     assert disk_saved_share(shared_mb=800, own_mb=1, num_replicas=1) == 0.0
 
 
-def test_short_run_is_short_and_a_wrong_option_is_refused() -> None:
+def test_the_quick_option_makes_a_short_run_and_a_wrong_option_is_refused() -> None:
     quick = bench_scale._parse(["--quick", "--hosts", "3"])
     assert (quick.replicas, quick.hosts, quick.replicas_per_host, quick.qemu) == ([1], 3, 8, False)
     full = bench_scale._parse([])

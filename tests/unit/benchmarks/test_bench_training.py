@@ -30,5 +30,5 @@ def test_siblings_share_their_prompt_and_every_group_has_a_signal(work: Work):
         assert sum(trajectory.advantage for trajectory in group) == 0
 
 
-def test_our_trainer_makes_update_after_update(work: Work):
+def test_our_trainer_makes_the_requested_number_of_updates(work: Work):
     assert len(time_ours(work, 1)) == 1

@@ -1,4 +1,4 @@
-"""The benchmark of a state that grows: the pipeline reads its state, and its guess goes on with the growth."""
+"""The benchmark of a state that grows: the pipeline reads its state, and the benchmark's guess continues the growth."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_a_grown_state_has_every_episode_once_and_the_pipeline_reads_them(tmp_pa
 
 
 @pytest.mark.parametrize(("times", "guessed"), [((10, 20, 20), "20"), ((10, 20, 40), "400"), ((10, 20, 5), "5")])
-def test_the_guess_goes_on_as_from_the_second_size_to_the_third(times: tuple[float, ...], guessed: str) -> None:
+def test_the_guess_extends_the_growth_from_the_second_to_the_third_size(times: tuple[float, ...], guessed: str) -> None:
     sizes = [TARGET // 40, TARGET // 20, TARGET // 10]
     found = [Spread.of([one]) for one in times]
     assert _guess(Growth(sizes=sizes), found) == guessed

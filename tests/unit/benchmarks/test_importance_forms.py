@@ -25,7 +25,7 @@ def test_far_off_policy_the_whole_sequence_s_weight_has_no_bias_and_the_most_noi
     assert exact.noise > tokens.noise
 
 
-def test_where_tokens_depend_on_those_before_the_token_forms_are_biased_and_the_sequence_s_weight_is_not():
+def test_with_dependent_tokens_the_token_forms_are_biased_and_the_sequence_weight_is_not():
     apart = Samples.draw(COUNT, 6, 0.3, seed=1, is_dependent=False).measure("token_truncate", 0.0, 1e9)
     samples = Samples.draw(COUNT, 6, 0.3, seed=1, is_dependent=True)
     tokens = samples.measure("token_truncate", 0.0, 1e9)

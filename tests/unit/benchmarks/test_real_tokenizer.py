@@ -57,7 +57,7 @@ def tokenizer(processor: Any) -> Any:
 
 
 def encode_by_ranks(ranks: dict[bytes, int], text: str) -> list[int]:
-    """What tiktoken does: of each word, the neighbours of the lowest rank are merged until there are none."""
+    """Encodes as tiktoken does: in each word, the neighbours of the lowest rank are merged until none have a rank."""
     ids = []
     for word in regex.findall(WORDS, unicodedata.normalize("NFC", text)):
         parts = [bytes([byte]) for byte in word.encode()]
@@ -87,7 +87,7 @@ def random_text(rng: random.Random) -> str:
     )
 
 
-def test_sizes_are_the_published_ones(tokenizer: Any) -> None:
+def test_the_vocabulary_sizes_are_the_published_ones(tokenizer: Any) -> None:
     assert (tokenizer.vocab_size, len(tokenizer), VOCAB_SIZE) == (151_643, 151_669, 151_936)
 
 
@@ -117,12 +117,12 @@ def test_merges_are_recovered_in_the_order_of_the_ranks() -> None:
     assert recover_merges(ranks) == [(b"a", b"b"), (b"b", b"c"), (b"ab", b"c"), (b"ab", b"ab")]
 
 
-def test_ranks_that_no_merge_makes_are_refused() -> None:
+def test_a_token_that_no_merge_makes_is_refused() -> None:
     with pytest.raises(BenchmarkError, match="token 2"):
         recover_merges({b"a": 0, b"b": 1, b"aba": 2})
 
 
-def test_a_missing_or_another_file_of_ranks_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_wrong_file_of_ranks_is_named(tmp_path: Path) -> None:
     with pytest.raises(BenchmarkError, match="scripts/setup tokenizer"):
         read_ranks(tmp_path / "qwen.tiktoken")
     (tmp_path / "qwen.tiktoken").write_text("IQ== 0\n")
@@ -188,7 +188,7 @@ def test_real_screens_take_as_many_tokens_as_the_formula_says(processor: Any, re
         assert ids.count(151_655) == image.num_tokens == 880
 
 
-def test_a_saved_processor_is_the_same_one(processor: Any, folder: Path) -> None:
+def test_a_saved_processor_equals_the_original_after_loading(processor: Any, folder: Path) -> None:
     again = load_processor(folder)
     assert Renderer(again).processor_digest == Renderer(processor).processor_digest
     assert len(again.tokenizer) == 151_669

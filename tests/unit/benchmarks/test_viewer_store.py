@@ -1,4 +1,4 @@
-"""The store that the viewer is measured on is one that the viewer reads."""
+"""The viewer can read the store that it is measured on."""
 
 from pathlib import Path
 

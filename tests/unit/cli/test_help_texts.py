@@ -1,4 +1,4 @@
-"""The help of every command is flowing text, in the lists of commands too, and every parameter has one."""
+"""The help of every command is running text, also in the lists of commands, and every parameter has a help text."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def test_no_help_text_has_a_line_break_within_a_paragraph() -> None:
 
 
 def test_every_parameter_has_a_help_text_and_an_argument_shows_it() -> None:
-    """Typer and Click of versions that do not fit lose the help texts of arguments."""
+    """Incompatible versions of Typer and Click lose the help texts of arguments."""
     without = [
         f"{name}: {parameter.name}"
         for name, command in all_commands().items()

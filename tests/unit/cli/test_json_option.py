@@ -23,7 +23,7 @@ WITHOUT: frozenset[str] = frozenset()
 
 
 def commands_of(command: click.Command, *words: str) -> Iterator[tuple[str, click.Command]]:
-    """Those that do something themselves; a group that only has further commands is none."""
+    """Commands that do something themselves; a group that only has subcommands is not included."""
     below = command.commands if isinstance(command, click.Group) else {}
     if not below or (isinstance(command, click.Group) and command.invoke_without_command):
         yield " ".join(words), command
@@ -69,7 +69,7 @@ def test_every_command_of_the_servers_has_json(capsys: pytest.CaptureFixture[str
         ("osworld-gateway", ["--quota", "0"]),
     ],
 )
-def test_a_wrong_option_of_a_server_is_one_object(
+def test_a_wrong_option_of_a_server_gives_one_json_object(
     program: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Bars of long commands: on a terminal, and nowhere else."""
+"""Progress bars of long commands are shown on a terminal and nowhere else."""
 
 import fcntl
 import io
@@ -42,7 +42,7 @@ def run(*words: str, stdout: int, stderr: int) -> subprocess.CompletedProcess[by
 
 
 def on_terminal(*words: str, pipes_output: bool = False) -> tuple[str, str]:
-    """What the terminal receives, and what a pipe of standard output does."""
+    """What the terminal receives, and what a pipe of standard output receives."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     try:
@@ -110,7 +110,7 @@ def test_counter_reports_done_and_total_as_one_kind_of_work() -> None:
         (Progress("looking for unused objects", 1_200, 0, "objects"), "1,200 objects"),
     ],
 )
-def test_line_has_the_figures_whole_in_eighty_columns(progress: Progress, shown: str) -> None:
+def test_a_line_shows_its_figures_uncut_in_eighty_columns(progress: Progress, shown: str) -> None:
     display = Display(*make_columns(), console=Console(width=80, file=io.StringIO()))
     display.add_task(progress.what, total=progress.total or None, completed=progress.done, unit=progress.unit)
     console = Console(width=80, file=io.StringIO())

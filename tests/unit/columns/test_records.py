@@ -76,13 +76,13 @@ def test_a_record_comes_back_from_its_row(record: Record) -> None:
     assert record_from(Record, table.to_pylist()[0]) == record
 
 
-def test_what_an_older_file_lacks_reads_as_the_default_of_its_field() -> None:
+def test_a_column_that_an_older_file_lacks_reads_as_the_default_of_its_field() -> None:
     row = dict.fromkeys((column.name for column in columns_of(Record)), None) | {"name": "old"}
     assert record_from(Record, row) == Record(name="old")
 
 
 @pytest.mark.parametrize("table", PART_TABLES)
-def test_every_column_says_what_it_means_and_no_two_have_one_name(table: str) -> None:
+def test_every_column_has_a_description_and_a_unique_name(table: str) -> None:
     schema = PART_TABLES[table]
     assert all(doc_of(column) for column in schema)
     assert len(set(schema.names)) == len(schema.names)

@@ -113,11 +113,11 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path):
     assert bytes_of(write(tmp_path / "a")) == bytes_of(write(tmp_path / "b"))
 
 
-def test_another_seed_spreads_the_demonstrations_otherwise(tmp_path: Path):
+def test_another_seed_distributes_the_demonstrations_differently(tmp_path: Path):
     assert bytes_of(write(tmp_path / "a", seed=0)) != bytes_of(write(tmp_path / "b", seed=1))
 
 
-def test_every_train_task_stands_whole_and_clean_in_a_source(state: StateDir):
+def test_every_train_task_is_whole_and_clean_in_a_source(state: StateDir):
     dialect = load_dialect("slime")
     clean = set()
     for name in (written.FINAL, written.V3, written.COMBINED, written.CLEAN):
@@ -141,7 +141,7 @@ def test_every_readable_record_has_an_image_for_each_placeholder(state: StateDir
     assert num_records > len(TRAIN_TASKS)
 
 
-def test_sources_differ_in_their_manners_as_real_ones_do(state: StateDir):
+def test_sources_differ_in_their_fields_as_real_ones_do(state: StateDir):
     records = [record for name in JSONL for record in records_of(state, name)]
     assert {"messages" in record for record in records} == {True, False}
     assert {next(key for key in ("task_id", "id", "metadata") if key in record) for record in records} == {
@@ -154,7 +154,7 @@ def test_sources_differ_in_their_manners_as_real_ones_do(state: StateDir):
     assert {"reward" in record for record in records} == {True, False}
 
 
-def test_some_demonstrations_stand_in_several_sources(state: StateDir):
+def test_some_demonstrations_are_in_several_sources(state: StateDir):
     whole = [
         (id_of(record), tuple(answers(record)))
         for name in (written.FINAL, written.V3, written.COMBINED, written.CLEAN)
@@ -183,7 +183,7 @@ def test_chunks_hold_all_turns_in_order_and_each_names_its_task():
         assert placeholders(chunk) == len(chunk["images"]) == 2
 
 
-def test_some_lines_cannot_be_used_and_say_so_in_different_ways(state: StateDir):
+def test_some_lines_cannot_be_used_for_different_reasons(state: StateDir):
     kinds = set()
     for name in JSONL:
         for line in filter(None, lines_of(state, name)):
@@ -201,7 +201,7 @@ def test_some_lines_cannot_be_used_and_say_so_in_different_ways(state: StateDir)
     assert kinds == {"no JSON", "no object", "no turns", "wrong turns"}
 
 
-def test_a_broken_line_is_broken():
+def test_a_broken_line_is_not_valid_json():
     cut = broken_lines(b'{"task_id": "x", "messages": []}')[0]
     with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
         json.loads(cut)
@@ -249,7 +249,7 @@ def test_task_tables_hold_configurations_of_all_platforms(state: StateDir):
     assert 0 < pq.read_table(place_of(state, "variance_subset")).num_rows < len(TRAIN_TASKS)
 
 
-def test_merged_tables_beside_the_datasets_hold_ids_only(state: StateDir):
+def test_merged_tables_next_to_the_datasets_hold_ids_only(state: StateDir):
     folder = state.datasets / "osworld-merged-replay"
     table = pq.read_table(folder / "osworld_gspo_tasks.parquet")
     assert table.column("task_id").to_pylist() == [task.task_id for task in TRAIN_TASKS]

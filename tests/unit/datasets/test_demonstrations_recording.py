@@ -30,7 +30,7 @@ SCREENSHOT = Observation(screenshot=png(1024, 640))
 
 
 class FakeDesktop:
-    """Solves whatever it is told to do, unless it is told to fail."""
+    """Solves every task, unless it is set to fail."""
 
     def __init__(
         self, *, reward: float = 1.0, reset_error: Exception | None = None, score_error: Exception | None = None
@@ -64,7 +64,7 @@ def task_of(family: str) -> SuiteTask:
 
 
 class Fleet:
-    """Hands out the fakes in the order given, then good ones for ever."""
+    """Hands out the fakes in the order given, then any number of good ones."""
 
     def __init__(self, *first: FakeDesktop):
         self.desktops: list[FakeDesktop] = []
@@ -79,7 +79,7 @@ async def record_with(fleet: Callable[[], FakeDesktop], tasks: tuple[SuiteTask, 
     return await record(tasks, make_desktop=fleet, agent=AGENT, pause_s=0.1, num_concurrent=2, **options)
 
 
-async def test_an_episode_is_written_down_as_a_model_will_see_it():
+async def test_an_episode_is_recorded_as_a_model_will_see_it():
     item = task_of("rename_folder")
     old, new = item.arguments
     desktop = FakeDesktop()
@@ -131,7 +131,7 @@ async def test_every_task_gets_its_demonstration_in_order():
     ],
     ids=["unsolved", "dead", "grader"],
 )
-async def test_what_fails_once_is_tried_again_on_another_desktop_with_longer_pauses(bad: FakeDesktop):
+async def test_a_task_that_fails_once_is_tried_again_on_another_desktop_with_longer_pauses(bad: FakeDesktop):
     fleet = Fleet(bad)
     recording = await record_with(fleet, SUITE.train[:1])
     assert len(recording.demonstrations) == 1

@@ -1,4 +1,4 @@
-"""AReaL's per-turn tensors out of the store: the reference's table, and its example's defects put right."""
+"""AReaL's per-turn tensors from the store: the reference's table, with the defects of its example fixed."""
 
 import importlib.util
 import io
@@ -38,7 +38,7 @@ def picture(shade: int) -> bytes:
 
 
 def sequence(renderer: Renderer, turns: list[tuple[str, str, bool]], steps: tuple[int, ...]) -> TokenSequence:
-    """Of (what is read, what is said, with a screenshot)."""
+    """A sequence of turns, each (text that is read, text that is said, whether there is a screenshot)."""
     ids: list[int] = []
     mask: list[int] = []
     for text, said, has_image in turns:
@@ -68,7 +68,7 @@ def state_of(root: Path, processor: Any) -> StateDir:
         sequence(renderer, said[max(0, turn - 1) : turn + 1], tuple(range(max(0, turn - 1), turn + 1)))
         for turn in range(3)
     )
-    # What stands in a window from before was not sampled there.
+    # The earlier turns in a window were not sampled there.
     windows = tuple(_only_last(window) for window in windows)
     common = {"processor_digest": renderer.processor_digest, "steps": shots, "group_id": "g1"}
 
@@ -145,7 +145,7 @@ def test_each_turn_has_the_references_keys_dtypes_and_shapes(
         assert seen["pixel_values"].dtype == torch.float32
 
 
-def test_a_turns_values_are_the_samplers_own_over_the_output_and_none_over_the_prompt(
+def test_a_turn_has_the_values_of_the_sampler_over_its_output_and_none_over_its_prompt(
     state: StateDir, tiny_folder: Path, tmp_path: Path, processor: Any
 ) -> None:
     export_areal(state, tmp_path / "out", processor=tiny_folder, selection=only("won"))
@@ -162,7 +162,7 @@ def test_a_turns_values_are_the_samplers_own_over_the_output_and_none_over_the_p
         assert turn["mm_token_type_ids"][0].tolist() == (ids == processor.image_token_id).long().tolist()
 
 
-def test_turns_of_windows_and_of_one_growing_sequence_say_the_same(
+def test_turns_of_windows_and_of_one_growing_sequence_are_exported_alike(
     state: StateDir, tiny_folder: Path, tmp_path: Path
 ) -> None:
     export_areal(state, tmp_path / "out", processor=tiny_folder, selection=only("lost"))
@@ -190,9 +190,9 @@ def test_faults_are_left_out_and_counted_never_scored(state: StateDir, tiny_fold
     assert json.loads((tmp_path / "out" / "export.json").read_text())["counts"]["left_out"] == done.left_out
 
 
-def test_every_turn_of_a_success_is_to_be_done_more_often(state: StateDir, tiny_folder: Path, tmp_path: Path) -> None:
-    """In the reference the first turns of a success get a negative advantage: discounted, and over the whole batch.
-    A group whose episodes did alike teaches nothing, and a fault is no sibling."""
+def test_every_turn_of_a_success_gets_a_positive_reward(state: StateDir, tiny_folder: Path, tmp_path: Path) -> None:
+    """In the reference the first turns of a success get a negative advantage, because it is discounted and taken over
+    the whole batch. A group whose episodes earned alike has no signal, and a fault is not counted as a sibling."""
     done = export_areal(state, tmp_path / "out", processor=tiny_folder, reward="group")
     found = {name: row["reward"] for name, row in lines(tmp_path / "out").items()}
     assert found == {"won": 1.0, "lost": -1.0}
@@ -207,7 +207,7 @@ def test_turns_share_the_reward_unless_a_discount_is_asked_for(
     assert [float(turn["rewards"]) for turn in read_turns(tmp_path / "out")] == pytest.approx(rewards)
 
 
-def test_what_would_not_fit_a_trainer_is_told_and_left_out_whole(
+def test_an_episode_too_long_for_a_trainer_is_reported_and_left_out_whole(
     state: StateDir, tiny_folder: Path, tmp_path: Path
 ) -> None:
     done = export_areal(state, tmp_path / "out", processor=tiny_folder)
@@ -266,7 +266,7 @@ def test_tokens_of_another_processor_are_refused(processor: Any, tiny_folder: Pa
     assert not (tmp_path / "out").exists()
 
 
-def test_nothing_to_export_says_why(state: StateDir, tiny_folder: Path, tmp_path: Path) -> None:
+def test_an_export_without_episodes_is_refused_and_says_why(state: StateDir, tiny_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"no episode to export \(1 env_fault\)"):
         export_areal(state, tmp_path / "out", processor=tiny_folder, selection=only("died"))
 

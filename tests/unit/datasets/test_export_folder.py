@@ -1,4 +1,4 @@
-"""An export is there whole, or it is not there; what was there before is never lost by accident."""
+"""An export is complete or absent; what was in its place before is never lost by accident."""
 
 import os
 import signal
@@ -32,32 +32,32 @@ def content(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_an_export_appears_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_an_export_appears_whole_and_leaves_nothing_next_to_it(tmp_path: Path) -> None:
     write(tmp_path / "deep" / "out", "one")
     assert content(tmp_path / "deep" / "out")["sub/data"] == "one"
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
 
 
-def test_an_export_that_fails_is_not_there(tmp_path: Path) -> None:
+def test_a_failed_export_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="half way"):
         fail(tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_is_refused_and_kept(tmp_path: Path) -> None:
+def test_an_existing_folder_is_refused_and_kept(tmp_path: Path) -> None:
     write(tmp_path / "out", "one")
     with pytest.raises(StoreError, match="exists: choose another folder, or add --replace"):
         write(tmp_path / "out", "two")
     assert content(tmp_path / "out")["sub/data"] == "one"
 
 
-def test_an_empty_folder_is_no_obstacle(tmp_path: Path) -> None:
+def test_an_empty_folder_is_accepted(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     write(tmp_path / "out", "one")
     assert content(tmp_path / "out")["sub/data"] == "one"
 
 
-def test_an_earlier_export_is_replaced_where_asked(tmp_path: Path) -> None:
+def test_an_earlier_export_is_replaced_on_request(tmp_path: Path) -> None:
     write(tmp_path / "out", "one")
     write(tmp_path / "out", "two", replace=True)
     assert content(tmp_path / "out")["sub/data"] == "two"
@@ -90,7 +90,7 @@ def test_only_an_export_is_ever_replaced(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_killed_export_left_the_next_one_removes(tmp_path: Path) -> None:
+def test_the_next_export_removes_what_a_killed_export_left(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path\n"
         "from osworld_pipeline.datasets.exporters.folder import export_folder\n"
@@ -116,13 +116,13 @@ def test_no_id_leads_out_of_the_folder(text: str, name: str) -> None:
     assert folder_name(text) == name
 
 
-def test_a_condition_is_one_condition() -> None:
+def test_a_condition_with_several_statements_is_refused() -> None:
     for where in ("true); DROP TABLE union_tasks; SELECT (1", "1 = 1; SELECT 2"):
         with pytest.raises(TableError, match=r"--where (holds more than one statement|is not an SQL condition)"):
             Selection(where=where).over("evals", reward="reward")
 
 
-def test_a_comment_at_the_end_of_a_condition_swallows_nothing() -> None:
+def test_a_comment_at_the_end_of_a_condition_does_not_hide_the_rest_of_the_query() -> None:
     sql = Selection(where="x > 1 -- why", min_reward=0.5).over("(SELECT 2 AS x, 0.7 AS reward)", reward="reward")
     assert sql.splitlines()[-1] == ")"
 

@@ -1,4 +1,4 @@
-"""A Hugging Face dataset out of the store: the library reads it with its images, the card says what may be done."""
+"""A Hugging Face dataset from the store: the library reads it with its images, the card says how it may be used."""
 
 import io
 import json
@@ -30,7 +30,7 @@ def read(folder: Path, config: str) -> list[dict[str, Any]]:
 def test_every_row_and_every_image_is_there(exported) -> None:
     _, out, done = exported
     assert done.num_rows == {"steps": 14, "episodes": 7, "sequences": 7, "replay": 2}
-    # Of the imported step there is no screen.
+    # The imported step has no screenshot.
     assert done.num_images == 13 + 2
     assert sorted(path.name for path in (out / "data").iterdir()) == [
         "episodes-00000-of-00001.parquet",
@@ -53,7 +53,7 @@ def test_the_files_name_their_features(exported) -> None:
     assert features["reward"] == {"dtype": "float64", "_type": "Value"}
 
 
-def test_maps_are_told_as_json(exported) -> None:
+def test_maps_are_written_as_json(exported) -> None:
     _, out, _ = exported
     episode = next(row for row in read(out, "episodes") if row["episode_id"] == "e-success")
     assert json.loads(episode["times_s"]) == {"reset": 0.5, "total": 3.0}
@@ -85,7 +85,7 @@ def test_every_column_has_a_meaning(exported) -> None:
     assert [row for row in rows if row.rstrip().endswith("|  |")] == []
 
 
-def test_only_licensed_rows_where_asked(exported, tmp_path: Path) -> None:
+def test_only_rows_with_the_requested_licences_are_exported(exported, tmp_path: Path) -> None:
     state, _, _ = exported
     done = export_huggingface(state, tmp_path / "out", selection=Selection(licences=("mit",)))
     assert done.num_rows == {"steps": 1, "episodes": 1, "sequences": 1, "replay": 2}
@@ -93,7 +93,7 @@ def test_only_licensed_rows_where_asked(exported, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "README.md").read_text().startswith('---\nlicense:\n- "mit"\nconfigs:\n')
 
 
-def test_what_this_pipeline_made_gets_the_licence_its_owner_names(exported, tmp_path: Path) -> None:
+def test_rows_that_this_pipeline_made_get_the_licence_that_its_owner_names(exported, tmp_path: Path) -> None:
     state, _, _ = exported
     done = export_huggingface(state, tmp_path / "out", own_licence="apache-2.0", configs=["episodes"])
     assert done.num_unknown_licence == 0
@@ -116,7 +116,7 @@ def test_filters_choose_episodes(exported, tmp_path: Path, selection: Selection,
     assert done.num_rows == {"episodes": num_episodes}
 
 
-def test_a_file_that_has_grown_large_is_followed_by_another(exported, tmp_path: Path) -> None:
+def test_a_file_that_reaches_its_size_limit_is_followed_by_another(exported, tmp_path: Path) -> None:
     state, _, _ = exported
     done = export_huggingface(state, tmp_path / "out", configs=["replay"], max_shard_bytes=1, batch_rows={"replay": 1})
     assert done.num_shards == {"replay": 2}
@@ -153,7 +153,7 @@ def test_the_datasets_library_loads_it_with_images(exported, tmp_path: Path, mon
     assert loaded[0]["messages"][2]["role"] == "assistant"
 
 
-def test_a_config_without_rows_is_not_named_and_no_rows_at_all_are_refused(exported, tmp_path: Path) -> None:
+def test_a_config_without_rows_is_not_named_and_an_export_without_rows_is_refused(exported, tmp_path: Path) -> None:
     state, _, _ = exported
     none = Selection(checkpoints=("gspo-1",), licences=("mit",))
     done = export_huggingface(state, tmp_path / "replay", selection=none)

@@ -1,4 +1,4 @@
-"""The tables as Parquet or Lance: a client that knows nothing of this program gets the answers that the store gives."""
+"""The tables as Parquet or Lance: a client without any code of this program gets the answers that the store gives."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ FORMS: tuple[LakeFormat, ...] = ("parquet", "lance")
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
-    """Some of it compacted, and rows in every view."""
+    """A partly compacted state with rows in every view."""
     state = make_state(tmp_path_factory.mktemp("lake") / "it's var")
     compact_store(state, min_parts=1)
     store = TrajectoryStore(state)
@@ -86,45 +86,45 @@ def test_every_view_answers_a_plain_client_as_the_store_does(state: StateDir, ex
     assert set(DERIVED) <= set(filled)
 
 
-def test_the_manifest_says_of_each_file_what_it_is(exported: Path) -> None:
-    told = manifest(exported)
-    assert told["schema_version"] == SCHEMA_VERSION
-    files = {file["file"]: file for table in told["tables"].values() for file in table["files"]}
+def test_the_manifest_describes_each_file(exported: Path) -> None:
+    reported = manifest(exported)
+    assert reported["schema_version"] == SCHEMA_VERSION
+    files = {file["file"]: file for table in reported["tables"].values() for file in table["files"]}
     there = {str(path.relative_to(exported)) for path in exported.rglob("*") if path.is_file()}
     assert there == {*files, "export.json", "views.sql"}
     for name, file in files.items():
         data = (exported / name).read_bytes()
         assert (file["bytes"], file["sha256"]) == (len(data), hashlib.sha256(data).hexdigest())
-    for table in told["tables"].values():
+    for table in reported["tables"].values():
         assert sum(file["rows"] or 0 for file in table["files"]) == table["rows"]
-    assert told["tables"]["steps"]["rows"] == 16
+    assert reported["tables"]["steps"]["rows"] == 16
 
 
 def test_the_manifest_names_licences_sources_and_checkpoints(exported: Path) -> None:
-    told = manifest(exported)
-    assert told["licences"] == [
+    reported = manifest(exported)
+    assert reported["licences"] == [
         {"table": "episodes", "source": "agentnet", "licence": "mit", "rows": 1},
         {"table": "episodes", "source": "this pipeline", "licence": None, "rows": 7},
         {"table": "raw_counts", "source": "sft_clean", "licence": "mit", "rows": 1},
         {"table": "replay_buffer", "source": "sft_clean", "licence": "mit", "rows": 2},
     ]
-    assert told["counts"]["num_unknown_licence"] == 7
-    assert [row["checkpoint_id"] for row in told["checkpoints"]] == ["gspo-1", "sft-1"]
-    assert told["checkpoints"][0]["parent_id"] == "sft-1"
+    assert reported["counts"]["num_unknown_licence"] == 7
+    assert [row["checkpoint_id"] for row in reported["checkpoints"]] == ["gspo-1", "sft-1"]
+    assert reported["checkpoints"][0]["parent_id"] == "sft-1"
 
 
 def test_the_same_rows_make_the_same_parquet_export_with_documented_columns(state: StateDir, tmp_path: Path) -> None:
     for name in ("one", "two"):
         assert export_lake(state, tmp_path / name, own_licence="apache-2.0").num_unknown_licence == 0
-    told = manifest(tmp_path / "one")
-    assert told == manifest(tmp_path / "two")
-    assert [row["licence"] for row in told["licences"] if row["source"] == "this pipeline"] == ["apache-2.0"]
+    reported = manifest(tmp_path / "one")
+    assert reported == manifest(tmp_path / "two")
+    assert [row["licence"] for row in reported["licences"] if row["source"] == "this pipeline"] == ["apache-2.0"]
     schema = pq.read_schema(tmp_path / "one" / "episodes" / "00000.parquet")
     assert doc_of(schema.field("num_steps")) != ""
     assert schema.metadata[b"osworld_schema_version"] == str(SCHEMA_VERSION).encode()
 
 
-def test_a_state_without_rows_is_no_export(tmp_path: Path) -> None:
+def test_a_state_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "var").mkdir()
     with pytest.raises(DatasetError, match=r"no table in .* has a row"):
         export_lake(StateDir(tmp_path / "var"), tmp_path / "out")
@@ -138,7 +138,7 @@ def test_without_pylance_the_extra_is_named(state: StateDir, tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_in_the_way_is_kept(state: StateDir, tmp_path: Path) -> None:
+def test_an_existing_file_in_the_target_folder_is_kept(state: StateDir, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("x")
     with pytest.raises(StoreError, match="exists: choose another folder"):

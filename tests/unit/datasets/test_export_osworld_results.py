@@ -33,7 +33,7 @@ def rows_of(place: Path) -> list[dict[str, Any]]:
 
 
 def show_result(model: Path) -> list[float]:
-    """As OSWorld's script counts: of each domain's tasks, those that have a result."""
+    """Counts as OSWorld's script does: the results of each domain's tasks that have one."""
     places = [task for domain in model.iterdir() if domain.is_dir() for task in domain.iterdir()]
     return [float((place / "result.txt").read_text()) for place in places if (place / "result.txt").is_file()]
 
@@ -79,7 +79,7 @@ def test_a_screenshot_shows_the_screen_after_its_action(exported) -> None:
     assert len(list(place.glob("*.png"))) == 4
 
 
-def test_after_the_last_action_of_a_cut_episode_nobody_looked(exported) -> None:
+def test_the_last_action_of_a_cut_episode_has_no_screenshot(exported) -> None:
     _, out, _ = exported
     place = out / "pyautogui/screenshot/sft-1_run2/os/a"
     rows = rows_of(place)
@@ -110,19 +110,19 @@ def test_a_row_has_osworlds_fields(exported) -> None:
 
 def test_the_arguments_name_the_checkpoint(exported) -> None:
     _, out, _ = exported
-    told = json.loads((out / "pyautogui/screenshot/sft-1_run2/args.json").read_text())
-    assert (told["model"], told["checkpoint_id"], told["run"]) == ("sft-1_run2", "sft-1", 2)
-    assert (told["recipe_digest"], told["max_steps"]) == ("recipe-of-sft-1", 5)
+    reported = json.loads((out / "pyautogui/screenshot/sft-1_run2/args.json").read_text())
+    assert (reported["model"], reported["checkpoint_id"], reported["run"]) == ("sft-1_run2", "sft-1", 2)
+    assert (reported["recipe_digest"], reported["max_steps"]) == ("recipe-of-sft-1", 5)
 
 
-def test_what_has_no_result_is_named_with_its_reason(exported) -> None:
+def test_an_episode_without_a_result_is_named_with_its_reason(exported) -> None:
     _, out, _ = exported
     lines = (out / "LEFT_OUT.md").read_text().splitlines()
     assert lines[-1] == "| sft-1 | chrome | b | 3 | env_fault | the desktop died |"
     assert sum(line.startswith("| sft") for line in lines) == 1
 
 
-def test_evaluations_of_one_checkpoint_are_models_of_their_own_and_a_seed_is_in_one_of_them(tmp_path: Path) -> None:
+def test_each_evaluation_of_a_checkpoint_is_its_own_model_and_each_seed_is_in_one_of_them(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "var")
     store = TrajectoryStore(state)
     done = (step(store, 0, 1, "DONE"),)
@@ -136,15 +136,15 @@ def test_evaluations_of_one_checkpoint_are_models_of_their_own_and_a_seed_is_in_
     )
     export_osworld_results(state, tmp_path / "out")
     places = {str(path.parent.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("result.txt")}
-    # Task b has no episode with the first seed, so none among the first seed's results.
+    # Task b has no episode with the first seed, so it is not among the first seed's results.
     assert places == {
         "pyautogui/screenshot/sft-1_one/unknown/a",
         "pyautogui/screenshot/sft-1_one_run2/unknown/a",
         "pyautogui/screenshot/sft-1_one_run2/unknown/b",
         "pyautogui/screenshot/sft-1_two/unknown/a",
     }
-    told = json.loads((tmp_path / "out/pyautogui/screenshot/sft-1_one_run2/args.json").read_text())
-    assert (told["seed"], told["stage_key"]) == (7, "eval-sft-1-one")
+    reported = json.loads((tmp_path / "out/pyautogui/screenshot/sft-1_one_run2/args.json").read_text())
+    assert (reported["seed"], reported["stage_key"]) == (7, "eval-sft-1-one")
 
 
 def test_checkpoints_can_be_chosen(exported, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_checkpoints_can_be_chosen(exported, tmp_path: Path) -> None:
     assert (done.num_episodes, done.models) == (1, ("gspo-1",))
 
 
-def test_a_policy_with_a_tree_has_an_observation_type_of_its_own_and_odd_ids_stay_inside(tmp_path: Path) -> None:
+def test_a_policy_with_a_tree_has_its_own_observation_type_and_odd_ids_stay_in_the_folder(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "var")
     store = TrajectoryStore(state)
     write_table(state, "union_tasks", [task_row("../../evil", domain="..")])

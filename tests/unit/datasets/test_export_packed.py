@@ -1,4 +1,4 @@
-"""An export of a state whose images are packed is, byte for byte, the export of before."""
+"""An export of a state with packed images equals the export from before the packing, byte for byte."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +19,7 @@ def slime(state: StateDir, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("export", [slime, export_osworld_results, export_huggingface])
-def test_an_export_of_packed_images_is_that_of_before(
-    tmp_path: Path, export: Callable[[StateDir, Path], object]
-) -> None:
+def test_packing_images_does_not_change_an_export(tmp_path: Path, export: Callable[[StateDir, Path], object]) -> None:
     state = make_state(tmp_path / "var")
     export(state, tmp_path / "before")
     pack_cold_images(BlobStore(state.blobs), cold_s=-10, min_bytes=0)

@@ -58,7 +58,7 @@ def test_a_demonstration_is_a_row_of_the_reference_with_its_provenance(state: St
     }  # fmt: skip
 
 
-def test_an_online_success_is_told_as_the_model_saw_it(state: StateDir, tmp_path: Path) -> None:
+def test_an_online_success_is_written_as_the_model_saw_it(state: StateDir, tmp_path: Path) -> None:
     done = export_slime(state, tmp_path / "out", system_prompt=PROMPT, with_online=True)
     assert (done.num_demonstrations, done.num_online) == (2, 1)
     row = records(tmp_path / "out")[-1]
@@ -71,7 +71,7 @@ def test_an_online_success_is_told_as_the_model_saw_it(state: StateDir, tmp_path
     assert (row["metadata"]["checkpoint_id"], row["reward"], row["num_steps"]) == ("gspo-1", 1.0, 3)
 
 
-def test_turns_read_back_as_they_were() -> None:
+def test_turns_are_read_back_unchanged() -> None:
     text, image = (lambda words: {"type": "text", "text": words}), {"type": "image"}
     contents = [
         [image, text("after")], [text("before\n"), image], [image, image, text("\n\ntwo")], [text("no image")],
@@ -118,7 +118,7 @@ def test_filters_choose_rows(state: StateDir, tmp_path: Path, selection: Selecti
     assert (done.num_demonstrations, done.num_online) == counts
 
 
-def test_bad_sql_is_one_sentence_and_writes_nothing(state: StateDir, tmp_path: Path) -> None:
+def test_bad_sql_gives_one_clear_error_and_writes_nothing(state: StateDir, tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r'refused the filters over `replay`: .*"nothing" not found'):
         export_slime(state, tmp_path / "out", system_prompt=PROMPT, selection=Selection(where="nothing = 1"))
     assert not (tmp_path / "out").exists()
@@ -140,14 +140,14 @@ def test_progress_counts_to_the_end(state: StateDir, tmp_path: Path) -> None:
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_nothing_yet_is_an_empty_export(tmp_path: Path) -> None:
+def test_a_state_without_rows_gives_an_empty_export(tmp_path: Path) -> None:
     (tmp_path / "var").mkdir()
     done = export_slime(StateDir(tmp_path / "var"), tmp_path / "out", system_prompt=PROMPT, with_online=True)
     assert (done.num_demonstrations, done.num_tasks) == (0, 0)
     assert records(tmp_path / "out") == []
 
 
-def test_the_command_line_writes_counts_and_refuses_in_one_sentence(state: StateDir, tmp_path: Path) -> None:
+def test_the_command_prints_counts_and_refuses_with_one_clear_error(state: StateDir, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "osworld_pipeline.cli", "export", "slime", str(out), "--state", str(state.root)]
     done = subprocess.run([*command, "--online"], capture_output=True, text=True, timeout=60)
@@ -159,7 +159,7 @@ def test_the_command_line_writes_counts_and_refuses_in_one_sentence(state: State
 
 
 def raw_state(root: Path) -> StateDir:
-    """Sources with a chunk, a demonstration that is twice there, a Windows task and one without a grader."""
+    """Sources with a chunk, a duplicate demonstration, a Windows task and one without a grader."""
     state = StateDir(root)
     chunk = record("t1_chunk2", messages=[{"role": "user", "content": "Go é."}, {"role": "assistant", "content": STOP}])
     put_lines(state, "sft_clean", [record("t1"), chunk | {"images": []}, record("t2"), record("t3")])
@@ -182,12 +182,12 @@ def test_the_export_has_the_values_of_the_union_builds_own_artefacts(tmp_path: P
     write_union_artefacts(state.datasets, state.osworld_repo, built, system_prompt=PROMPT, num_workers=0)
     export_slime(state, out, system_prompt=PROMPT)
 
-    def told(folder: Path) -> list[dict[str, Any]]:
+    def reported(folder: Path) -> list[dict[str, Any]]:
         rows = [{key: value for key, value in row.items() if key != "metadata"} for row in records(folder)]
         return sorted(rows, key=lambda row: (row["task_id"], row["original_task_id"], row["source_dataset"]))
 
-    assert told(out) == told(built)
-    assert len(told(out)) == 5
+    assert reported(out) == reported(built)
+    assert len(reported(out)) == 5
     for name in ("osworld_tasks_all.parquet", "osworld_tasks_train.parquet"):
         ours, theirs = pq.read_table(out / name), pq.read_table(built / name)
         assert ours.schema.equals(theirs.schema)
@@ -206,12 +206,12 @@ def test_our_importer_makes_the_same_demonstrations_of_the_export(tmp_path: Path
     import_slime_replay(other, tmp_path / "out" / "osworld_replay_train.jsonl", options)
     build_union_tables(other, system_prompt=PROMPT, num_workers=0)
 
-    def told(place: StateDir) -> list[tuple[Any, ...]]:
+    def reported(place: StateDir) -> list[tuple[Any, ...]]:
         rows = read_table(place, "replay_buffer").to_pylist()
         return sorted((row["row_id"], row["task_id"], row["reward"], row["images"]) for row in rows)
 
-    assert told(other) == told(state)
-    assert len(told(state)) == 5
+    assert reported(other) == reported(state)
+    assert len(reported(state)) == 5
 
 
 INJECT = """
@@ -236,11 +236,11 @@ def test_the_references_own_buffer_loads_and_injects_the_export(state: StateDir,
     module = Path(peers) / "slime" / "slime_osworld" / "replay_buffer.py"
     command = [sys.executable, "-c", INJECT, str(module), str(tmp_path / "out" / "osworld_replay_train.jsonl")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    told = json.loads(done.stdout)
-    assert (told["stats"]["total_tasks"], told["stats"]["total_samples"]) == (2, 3)
-    assert told["solved"] is None
-    assert told["coverage"] == pytest.approx(2 / 3)
-    chosen = told["chosen"]
+    reported = json.loads(done.stdout)
+    assert (reported["stats"]["total_tasks"], reported["stats"]["total_samples"]) == (2, 3)
+    assert reported["solved"] is None
+    assert reported["coverage"] == pytest.approx(2 / 3)
+    chosen = reported["chosen"]
     assert chosen["conversations"][1]["content"].startswith("<image>\n")
     assert base64.b64decode(chosen["images"][0]) == picture(200)
     assert (chosen["metadata"]["row_id"], chosen["metadata"]["source_line"]) == ("r2", 7)

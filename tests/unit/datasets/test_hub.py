@@ -1,5 +1,5 @@
-"""Raw sources from dataset ids: pinned, checked against the lock, resumed, and every failure one sentence. The hub's
-real client talks to a small server of our own."""
+"""Raw sources from dataset ids: pinned, checked against the lock, resumed, and every failure is one clear error. The
+hub's real client talks to a small server of our own."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ SHOWN = 20_000
 
 
 class Hub:
-    """What the server holds, and what it was asked."""
+    """What the server holds, and the requests it received."""
 
     def __init__(self) -> None:
         self.commits = {"main": COMMIT, COMMIT: COMMIT}
@@ -128,7 +128,7 @@ def test_a_source_is_put_where_the_union_build_looks(hub: Hub, tmp_path: Path) -
     ]  # fmt: skip
 
 
-def test_what_is_there_is_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
+def test_a_file_that_is_present_is_not_fetched_again(hub: Hub, tmp_path: Path) -> None:
     fetch(hub, tmp_path)
     assert fetch(hub, tmp_path).was_there
     assert hub.num_downloads() == 1
@@ -166,7 +166,7 @@ def test_a_file_that_was_changed_here_is_fetched_anew(hub: Hub, tmp_path: Path) 
     assert (tmp_path / PLACE).read_bytes() == hub.files[NAME]
 
 
-def test_a_cut_download_leaves_no_file_and_is_taken_up_again(
+def test_a_cut_download_leaves_no_file_and_is_resumed(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
@@ -183,7 +183,7 @@ def test_a_cut_download_leaves_no_file_and_is_taken_up_again(
     assert ranges == [f"bytes={SHOWN}-"]
 
 
-def test_a_download_counts_its_bytes_also_when_it_is_taken_up_again(
+def test_a_download_counts_its_bytes_also_when_it_is_resumed(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
@@ -222,7 +222,7 @@ def test_a_file_deeper_in_the_repository_is_found_or_named(hub: Hub, tmp_path: P
         ({}, "sft_curated_final=org/none", "no such dataset, or it is private"),
     ],
 )
-def test_what_is_not_there_is_one_sentence(
+def test_a_request_for_something_that_is_missing_gives_one_clear_error(
     hub: Hub, tmp_path: Path, files: dict[str, bytes], request_text: str, reason: str
 ) -> None:
     hub.files = files
@@ -230,7 +230,7 @@ def test_what_is_not_there_is_one_sentence(
         fetch(hub, tmp_path, request_text)
 
 
-def test_a_hub_that_cannot_be_reached_is_one_sentence_without_the_token(
+def test_a_hub_that_cannot_be_reached_gives_one_clear_error_without_the_token(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
@@ -255,12 +255,12 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence_without_the_token(
         ("osworld_repo=org/data", "no source named 'osworld_repo'"),
     ],
 )
-def test_a_request_that_cannot_be_read_says_how_it_is_written(text: str, reason: str) -> None:
+def test_an_invalid_request_is_refused_with_the_correct_form(text: str, reason: str) -> None:
     with pytest.raises(DatasetError, match=reason):
         parse_request(text)
 
 
-def test_a_damaged_lock_file_is_told(tmp_path: Path) -> None:
+def test_a_damaged_lock_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).write_text('{"sft_clean": {}}')
     with pytest.raises(DatasetError, match="restore it, or remove it and fetch again"):
         read_source_lock(tmp_path)

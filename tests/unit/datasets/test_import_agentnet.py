@@ -1,5 +1,5 @@
-"""AgentNet: shares of the screen become pixels of the image, a step of several calls becomes several turns, and what
-cannot be said is told with its step."""
+"""AgentNet: shares of the screen become pixels of the image, a step of several calls becomes several turns, and an
+action that cannot be expressed is reported with its step."""
 
 import json
 import signal
@@ -71,7 +71,7 @@ def test_a_demonstration_looks_like_one_recorded_here(state: StateDir, tmp_path:
     assert turns(record, "assistant")[0].startswith("Action: Press enter\n<tool_call>")
 
 
-def test_the_recorded_words_stand_in_the_action_line(state: StateDir, tmp_path: Path) -> None:
+def test_the_recorded_words_are_in_the_action_line(state: StateDir, tmp_path: Path) -> None:
     record = agentnet_record("t", ["pyautogui.moveTo(0.1, 0.1)\npyautogui.click()", "pyautogui.press('a')", END])
     record["traj"][0]["value"] |= {"action": "Click on <cell>\n C2", "thought": "Since this is the first..."}
     record["traj"][1]["value"] |= {"thought": "First sentence. " + "Another one follows here. " * 40}
@@ -83,7 +83,7 @@ def test_the_recorded_words_stand_in_the_action_line(state: StateDir, tmp_path: 
     assert len(lines[2]) < 420
 
 
-def test_the_published_fields_tell_instruction_and_reward(state: StateDir, tmp_path: Path) -> None:
+def test_instruction_and_reward_come_from_the_published_fields(state: StateDir, tmp_path: Path) -> None:
     records = [
         agentnet_record("failed", [END], task_completed=False, natural_language_task="Could you..."),
         agentnet_record("done", [END], task_completed=True, instruction="", natural_language_task="Could you?"),
@@ -115,7 +115,7 @@ def test_the_published_fields_tell_instruction_and_reward(state: StateDir, tmp_p
         ),
     ],
 )
-def test_a_bad_record_costs_only_itself(state: StateDir, tmp_path: Path, record: Any, kind: str, reason: str) -> None:
+def test_a_bad_record_affects_no_other(state: StateDir, tmp_path: Path, record: Any, kind: str, reason: str) -> None:
     path = put_agentnet(tmp_path / "in", [record, agentnet_record("good", [END])])
     summary = import_agentnet(state, path, OPTIONS)
     assert [found["task_id"] for found in imported(state)] == ["good"]
@@ -126,14 +126,14 @@ def test_a_bad_record_costs_only_itself(state: StateDir, tmp_path: Path, record:
     assert len(list((state.imports / "theirs" / "images").iterdir())) == 1
 
 
-def test_an_image_that_is_none_is_told(state: StateDir, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_image_is_reported(state: StateDir, tmp_path: Path) -> None:
     path = put_agentnet(tmp_path / "in", [agentnet_record("t", [END])])
     (tmp_path / "in" / "images" / "0.png").write_text("<html>")
     import_agentnet(state, path, OPTIONS)
     assert "neither PNG, JPEG nor WebP" in imported(state, "rejects.jsonl")[0]["reason"]
 
 
-def test_images_are_linked_and_survive_the_origin(state: StateDir, tmp_path: Path) -> None:
+def test_images_are_linked_and_stay_when_the_original_is_removed(state: StateDir, tmp_path: Path) -> None:
     path = put_agentnet(tmp_path / "in", [agentnet_record("t", [END])])
     import_agentnet(state, path, OPTIONS)
     (image,) = (state.imports / "theirs" / "images").iterdir()
@@ -143,7 +143,7 @@ def test_images_are_linked_and_survive_the_origin(state: StateDir, tmp_path: Pat
     assert image.read_bytes() == png(0, (200, 100))
 
 
-def test_source_and_licence_stand_beside(state: StateDir, tmp_path: Path) -> None:
+def test_source_and_licence_are_stored_next_to_the_demonstrations(state: StateDir, tmp_path: Path) -> None:
     import_agentnet(state, put_agentnet(tmp_path / "in", [agentnet_record("t", [END])]), OPTIONS)
     source = json.loads((state.imports / "theirs" / "source.json").read_text())
     assert (source["licence"], source["revision"], source["quality_rank"]) == ("MIT", "r1", 2)
@@ -155,7 +155,7 @@ def test_the_same_origin_gives_the_same_digest(state: StateDir, tmp_path: Path) 
     assert import_agentnet(state, path, OPTIONS).sha256 == import_agentnet(state, path, OPTIONS).sha256
 
 
-def test_what_killed_imports_left_is_mended(state: StateDir, tmp_path: Path) -> None:
+def test_the_next_import_repairs_what_killed_imports_left(state: StateDir, tmp_path: Path) -> None:
     path = put_agentnet(tmp_path / "in", [agentnet_record("t", [END])])
     import_agentnet(state, path, OPTIONS)
     # One died while writing, one between the two renames that put a new import in place of an older one.
@@ -179,7 +179,7 @@ import_agentnet(StateDir(Path(sys.argv[1])), Path(sys.argv[2]), options, on_prog
 """
 
 
-def test_an_import_killed_in_the_middle_leaves_nothing_that_counts(state: StateDir, tmp_path: Path) -> None:
+def test_a_killed_import_is_absent_and_the_next_import_removes_its_files(state: StateDir, tmp_path: Path) -> None:
     path = put_agentnet(tmp_path / "in", [agentnet_record("t", [END])])
     command = [sys.executable, "-c", KILLED, str(state.root), str(path)]
     killed = subprocess.run(command, capture_output=True, timeout=60, check=False)
@@ -196,7 +196,7 @@ def test_a_bad_name_or_no_licence_is_refused(state: StateDir, tmp_path: Path, na
         import_agentnet(state, path, ImportOptions(name=name, licence=licence))
 
 
-def test_the_real_trajectory_goes_through(state: StateDir, real_data: Path) -> None:
+def test_the_real_trajectory_is_imported(state: StateDir, real_data: Path) -> None:
     command = [sys.executable, "-m", "osworld_pipeline.cli", "import", "agentnet", str(real_data / "agentnet")]
     options = ["--name", "theirs", "--licence", "MIT", "--state", str(state.root)]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
@@ -205,7 +205,7 @@ def test_the_real_trajectory_goes_through(state: StateDir, real_data: Path) -> N
     print(done.stdout)
     (record,) = imported(state)
     found = actions(record)
-    # 15 steps, two of which are a move and what follows at that place.
+    # 15 steps, two of which are a move and an action at that place.
     assert len(found) == len(record["images"]) == 17
     assert found[0] == {"action": "left_click", "coordinate": [1241, 697]}
     assert [action["action"] for action in found[3:5]] == ["mouse_move", "left_click_drag"]

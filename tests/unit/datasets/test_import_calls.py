@@ -1,4 +1,4 @@
-"""Recorded code as actions: exactly what it did, or a sentence saying why it cannot be said."""
+"""Recorded code as actions: exactly what the code did, or an error that says why it cannot be expressed."""
 
 from contextlib import suppress
 from typing import Any
@@ -105,12 +105,12 @@ def test_code_becomes_the_actions_it_did(code: str, actions: list[Any]) -> None:
         ("DONE\npyautogui.click(1, 2)", "after the end"),
     ],
 )
-def test_what_cannot_be_said_is_refused_with_its_reason(code: str, reason: str) -> None:
+def test_code_that_cannot_be_expressed_is_refused_with_its_reason(code: str, reason: str) -> None:
     with pytest.raises(ActionParseError, match=reason):
         said(code)
 
 
-def test_a_click_without_a_place_is_where_an_earlier_step_left_the_pointer() -> None:
+def test_a_click_without_a_point_is_where_an_earlier_step_left_the_pointer() -> None:
     pointer = Pointer()
     said("pyautogui.dragTo(7, 8)", pointer)
     assert said("pyautogui.doubleClick()", pointer) == [at("double_click", 7, 8)]

@@ -1,5 +1,5 @@
 """Values that JSON and Python allow and that a float, a writer or a column cannot hold: a record is rejected, and its
-import goes on."""
+import continues."""
 
 import base64
 import json
@@ -31,7 +31,7 @@ def state(tmp_path: Path) -> StateDir:
     [[f"pyautogui.click({HUGE}, 4)"], [{"action_type": "CLICK", "x": HUGE}], [{"action_type": DEEP}]],
     ids=["huge click", "huge action", "deep action"],
 )
-def test_an_attempt_with_such_an_action_ends_no_import(state: StateDir, tmp_path: Path, actions: list[Any]) -> None:
+def test_a_hostile_action_does_not_end_the_import(state: StateDir, tmp_path: Path, actions: list[Any]) -> None:
     for name, played in (("bad", actions), ("good", ["pyautogui.click(3, 4)"])):
         put_task(state.osworld_repo, name)
         put_attempt(tmp_path / "results", name, [*played, "DONE"])
@@ -40,7 +40,7 @@ def test_an_attempt_with_such_an_action_ends_no_import(state: StateDir, tmp_path
 
 
 @pytest.mark.parametrize("response", [HUGE, DEEP], ids=["huge", "deep"])
-def test_an_attempt_with_such_a_response_is_a_reject(state: StateDir, tmp_path: Path, response: Any) -> None:
+def test_an_attempt_with_a_hostile_response_is_a_reject(state: StateDir, tmp_path: Path, response: Any) -> None:
     put_task(state.osworld_repo, "a")
     put_attempt(tmp_path / "results", "a", ["pyautogui.click(3, 4)", "DONE"], response=response)
     done = import_osworld_results(state, tmp_path / "results", OPTIONS)
@@ -50,7 +50,7 @@ def test_an_attempt_with_such_a_response_is_a_reject(state: StateDir, tmp_path: 
 
 
 @pytest.mark.parametrize("steps", [1e300, 2**31, -1])
-def test_a_number_of_steps_that_no_column_holds_is_unknown(state: StateDir, tmp_path: Path, steps: float) -> None:
+def test_a_number_of_steps_that_no_column_can_hold_is_unknown(state: StateDir, tmp_path: Path, steps: float) -> None:
     put_task(state.osworld_repo, "a")
     attempt = put_attempt(tmp_path / "results", "a", ["DONE"])
     (attempt.parent.parent / "args.json").write_text(json.dumps({"max_steps": steps}))
@@ -69,14 +69,14 @@ def test_a_number_of_steps_that_no_column_holds_is_unknown(state: StateDir, tmp_
     ],
     ids=["huge point", "huge count", "huge scroll", "deep code"],
 )
-def test_recorded_code_with_such_a_value_is_a_reject(state: StateDir, tmp_path: Path, code: str) -> None:
+def test_recorded_code_with_a_hostile_value_is_a_reject(state: StateDir, tmp_path: Path, code: str) -> None:
     records = [agentnet_record("bad", [code, END]), agentnet_record("good", [END])]
     done = import_agentnet(state, put_agentnet(tmp_path / "in", records), OPTIONS)
     assert (done.num_demonstrations, done.num_rejects_by_kind) == (1, {"dropped_parse": 1})
 
 
 @pytest.mark.parametrize("rank", [HUGE, DEEP, 2**31, "first"], ids=["huge", "deep", "33 bits", "text"])
-def test_a_rank_that_is_no_number_of_32_bits_is_a_reject(state: StateDir, tmp_path: Path, rank: Any) -> None:
+def test_a_rank_that_is_not_a_number_of_32_bits_is_a_reject(state: StateDir, tmp_path: Path, rank: Any) -> None:
     row = {
         "messages": [{"role": "user", "content": "<image>\nDo it."}, {"role": "assistant", "content": CALL}],
         "images": [base64.b64encode(png(1)).decode()],

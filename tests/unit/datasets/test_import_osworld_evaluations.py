@@ -108,7 +108,7 @@ def test_models_under_the_same_settings_and_tasks_can_be_compared_and_others_can
 
 
 def evaluated() -> list[Episode]:
-    """A checkpoint under two evaluations, with every outcome and a task whose id is no folder's name."""
+    """A checkpoint under two evaluations, with every outcome and a task whose id cannot be a folder's name."""
     plays = {
         "a/b": [Outcome.SUCCESS, Outcome.FAILURE], "c": [Outcome.TRUNCATED, Outcome.POLICY_FAULT],
         "d": [Outcome.GRADER_FAULT, Outcome.SUCCESS],
@@ -143,10 +143,10 @@ def test_our_own_export_comes_back_with_the_same_numbers(tmp_path: Path, state: 
     export_osworld_results(first, tmp_path / "out")
     rows = import_evaluations(state, tmp_path / "out")
 
-    def told(row: EvalRow) -> tuple[Any, ...]:
+    def reported(row: EvalRow) -> tuple[Any, ...]:
         return row.evaluation_key, row.task_id, row.seed, row.outcome, row.reward, row.error, row.grader_version
 
-    assert {told(row) for row in rows} == {told(row) for row in read_evals(first)}
+    assert {reported(row) for row in rows} == {reported(row) for row in read_evals(first)}
     with fresh_views(state) as connection:
         found = connection.execute("SELECT DISTINCT suite, suite_name FROM evals").fetchall()
     assert found == [("osworld", "osworld-chrome")]
@@ -155,7 +155,7 @@ def test_our_own_export_comes_back_with_the_same_numbers(tmp_path: Path, state: 
         assert (ours.lenient, ours.strict, ours.outcomes) == (theirs.lenient, theirs.strict, theirs.outcomes)
 
 
-def test_a_result_that_came_later_is_believed_more_than_what_our_export_told(state: StateDir, results: Path) -> None:
+def test_a_later_result_overrides_the_outcome_in_our_export(state: StateDir, results: Path) -> None:
     folder = put_attempt(results, "again", [CLICK, "DONE"], result="1.0\n")
     (folder / "episode.json").write_text(json.dumps({"outcome": "env_fault", "reward": None, "seed": 4, "error": "x"}))
     (row,) = import_evaluations(state, results)

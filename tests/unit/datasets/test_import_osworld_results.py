@@ -1,5 +1,5 @@
-"""OSWorld result folders: each attempt an episode with the grader's score or a fault, each sayable success a
-demonstration, and whatever a run left behind is told."""
+"""OSWorld result folders: each attempt is an episode with the grader's score or a fault, each success that can be
+expressed is a demonstration, and anything else that a run left is reported."""
 
 import json
 import shutil
@@ -95,7 +95,7 @@ def test_an_export_of_ours_from_a_smaller_image_is_read_in_that_images_pixels(st
     assert episodes(state)["solved"].steps[0].command == "pyautogui.click(30, 40)"
 
 
-def test_a_run_without_its_first_screen_has_a_first_turn_of_words_alone(state: StateDir, results: Path) -> None:
+def test_a_run_without_its_first_screen_has_a_first_turn_with_text_only(state: StateDir, results: Path) -> None:
     put_task(state.osworld_repo, "solved")
     put_attempt(results, "solved", [CLICK, "DONE"], first_screen=False)
     import_osworld_results(state, results, OPTIONS)
@@ -119,7 +119,7 @@ def test_a_run_without_its_first_screen_has_a_first_turn_of_words_alone(state: S
         ([CLICK, "DONE"], "Traceback", Outcome.GRADER_FAULT, "no number"),
     ],
 )
-def test_the_outcome_is_the_graders_word_or_a_fault(
+def test_the_outcome_is_the_graders_result_or_a_fault(
     state: StateDir, results: Path, actions: list[str], result: str | None, outcome: Outcome, error: str | None
 ) -> None:
     put_attempt(results, "some", actions, result=result)
@@ -168,7 +168,7 @@ def damage_pixels(folder: Path) -> None:
         (damage_pixels, "bad_image", "step 2: the image 'step_1_"),
     ],
 )
-def test_a_success_with_parts_missing_is_an_episode_and_no_demonstration(
+def test_a_success_with_parts_missing_is_an_episode_and_not_a_demonstration(
     state: StateDir, results: Path, damage: Any, kind: str, reason: str
 ) -> None:
     put_task(state.osworld_repo, "torn")
@@ -188,7 +188,7 @@ def test_a_success_with_parts_missing_is_an_episode_and_no_demonstration(
         ({"action_type": "CLICK", "parameters": {"x": 3, "y": 4}}, "step 1"),
     ],
 )
-def test_an_action_that_cannot_be_said_is_told_with_its_step(
+def test_an_action_that_cannot_be_expressed_is_reported_with_its_step(
     state: StateDir, results: Path, action: Any, reason: str
 ) -> None:
     put_task(state.osworld_repo, "odd")
@@ -234,7 +234,7 @@ def test_tasks_of_two_domains_with_one_id_are_both_imported_and_are_two_rows(sta
     assert "chrome, vlc each have a task with this id" in reject["reason"]
 
 
-def test_a_run_started_again_counts_by_its_last_part(state: StateDir, results: Path) -> None:
+def test_only_the_last_part_of_a_run_that_was_started_again_counts(state: StateDir, results: Path) -> None:
     put_task(state.osworld_repo, "again")
     folder = put_attempt(results, "again", [CLICK, "DONE"])
     lines = (folder / "traj.jsonl").read_text()
@@ -246,7 +246,7 @@ def test_a_run_started_again_counts_by_its_last_part(state: StateDir, results: P
     assert len(episodes(state)["again"].steps) == 2
 
 
-def test_folders_without_a_trajectory_are_told(state: StateDir, results: Path) -> None:
+def test_folders_without_a_trajectory_are_reported(state: StateDir, results: Path) -> None:
     (put_attempt(results, "lost", [CLICK]) / "traj.jsonl").unlink()
     put_attempt(results, "empty", [])
     summary = import_osworld_results(state, results, OPTIONS)
@@ -260,7 +260,7 @@ def test_a_folder_without_attempts_is_refused(state: StateDir, results: Path) ->
         import_osworld_results(state, results, OPTIONS)
 
 
-def test_the_runs_own_arguments_tell_its_sampling(state: StateDir, results: Path) -> None:
+def test_the_sampling_of_a_run_is_read_from_its_arguments(state: StateDir, results: Path) -> None:
     folder = put_attempt(results, "some", [CLICK, "DONE"])
     (folder.parent.parent / "args.json").write_text('{"temperature": 0.7, "top_p": 0.9, "max_steps": 15}')
     import_osworld_results(state, results, OPTIONS)
@@ -282,7 +282,7 @@ def test_importing_again_replaces_episodes_and_folder(state: StateDir, results: 
     assert sorted(path.name for path in state.imports.iterdir()) == [".lock", "theirs"]
 
 
-def test_an_import_that_fails_leaves_what_was_there(
+def test_a_failed_import_leaves_the_earlier_import_unchanged(
     state: StateDir, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import osworld_pipeline.datasets.importers.osworld_results as module

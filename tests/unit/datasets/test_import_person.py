@@ -72,7 +72,7 @@ def test_another_licence_and_an_import_of_another_kind_are_refused(state: StateD
     assert len(read_lines(state.imports / "person" / "demonstrations.jsonl")) == 1
 
 
-def test_what_a_killed_program_left_is_removed_by_the_next(state: StateDir) -> None:
+def test_the_next_program_removes_what_a_killed_program_left(state: StateDir) -> None:
     add(state, "one", 1)
     left = state.imports / ".person.new"
     left.mkdir()

@@ -1,4 +1,4 @@
-"""Slime-OSWorld's replay rows: reward, chunk and first dataset kept, images proven, a bad row told with its line."""
+"""Slime-OSWorld's replay rows: reward, chunk and first dataset kept, images proven, a bad row named with its line."""
 
 import base64
 import gzip
@@ -61,7 +61,7 @@ def test_a_row_keeps_reward_chunk_and_first_dataset(state: StateDir, tmp_path: P
     assert summary.num_demonstrations == 1
 
 
-def test_images_may_be_paths_beside_the_file(state: StateDir, tmp_path: Path) -> None:
+def test_images_may_be_paths_relative_to_the_file(state: StateDir, tmp_path: Path) -> None:
     (tmp_path / "shots").mkdir()
     (tmp_path / "shots" / "a.png").write_bytes(png(7))
     import_slime_replay(state, put(tmp_path, row(images=["shots/a.png"])), OPTIONS)
@@ -80,7 +80,7 @@ def test_images_may_be_paths_beside_the_file(state: StateDir, tmp_path: Path) ->
         (row(messages=[*row()["messages"][:2], {"role": "assistant", "content": "Hm."}]), "dropped_parse", "turn 2"),
     ],
 )
-def test_a_bad_row_costs_only_itself(state: StateDir, tmp_path: Path, bad: Any, kind: str, reason: str) -> None:
+def test_a_bad_row_affects_no_other_row(state: StateDir, tmp_path: Path, bad: Any, kind: str, reason: str) -> None:
     import_slime_replay(state, put(tmp_path, row(), bad), OPTIONS)
     assert len(imported(state)) == 1
     (reject,) = imported(state, "rejects.jsonl")
@@ -88,6 +88,6 @@ def test_a_bad_row_costs_only_itself(state: StateDir, tmp_path: Path, bad: Any, 
     assert reason in reject["reason"]
 
 
-def test_a_file_that_is_not_there_is_told(state: StateDir, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(state: StateDir, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="no file"):
         import_slime_replay(state, tmp_path / "none.jsonl", OPTIONS)

@@ -1,4 +1,4 @@
-"""Raw sources: what a line may be, and that a bad one costs only itself."""
+"""Raw sources: what a line may contain, and that a bad line does not affect the others."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def state(tmp_path: Path) -> StateDir:
     ("task_id", "base"),
     [("a_chunk3", "a"), ("a", "a"), ("a_chunk1_chunk12", "a_chunk1"), ("a_chunky", "a_chunky"), ("_chunk1", "_chunk1")],
 )
-def test_the_base_id_stands_before_the_last_chunk(task_id: str, base: str) -> None:
+def test_the_base_id_is_the_part_before_the_last_chunk(task_id: str, base: str) -> None:
     assert base_task_id(task_id) == base
 
 
@@ -64,7 +64,7 @@ def test_the_task_id_is_found_where_sources_put_it(state: StateDir, place: dict)
     assert (read.task_id, read.base_id) == ("t_chunk2", "t")
 
 
-def test_turns_may_stand_at_conversations(state: StateDir) -> None:
+def test_turns_may_be_in_the_field_conversations(state: StateDir) -> None:
     source = put_lines(state, "bc_sft", [record(messages=..., conversations=[{"role": "user", "content": "x"}])])
     (read,) = read_demonstrations(state, source)
     assert isinstance(read, RawRecord)
@@ -88,7 +88,7 @@ def test_turns_may_stand_at_conversations(state: StateDir) -> None:
         (record(reward=True), "reward is not a number"),
     ],
 )
-def test_a_line_that_cannot_be_used_is_a_reject_with_its_place(state: StateDir, line, reason: str) -> None:
+def test_a_line_that_cannot_be_used_is_a_reject_with_its_line_number(state: StateDir, line, reason: str) -> None:
     source = put_lines(state, "sft_clean", [record(), "", line, record("t2")], ending="")
     first, reject, last = read_demonstrations(state, source)
     assert isinstance(first, RawRecord)
@@ -156,7 +156,7 @@ def test_the_tree_has_every_json_with_an_id_and_an_instruction(state: StateDir) 
     assert reject.path == "broken.json"
 
 
-def test_a_table_that_is_no_parquet_file_is_a_reject(state: StateDir) -> None:
+def test_a_table_that_is_not_a_parquet_file_is_a_reject(state: StateDir) -> None:
     path = SOURCES["distill_test"].locate(state)
     path.parent.mkdir(parents=True)
     path.write_text("not parquet")

@@ -1,4 +1,4 @@
-"""A foreign folder may hold a FIFO or a device by the name of a file: nobody waits for it, and it is a clear error."""
+"""A foreign folder may hold a FIFO or a device under a file's name: reading does not wait and gives a clear error."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,7 @@ FOREIGN = [make_fifo, link_to("/dev/zero"), link_to("/dev/tty"), Path.mkdir]
 
 
 @pytest.mark.parametrize("make", FOREIGN)
-def test_what_is_no_regular_file_is_refused_without_waiting(make: Callable[[Path], None], tmp_path: Path) -> None:
+def test_a_path_to_a_non_regular_file_is_refused_without_waiting(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "a.png")
     with pytest.raises(OSError, match=r".+"):
         read_regular_file(tmp_path / "a.png")
@@ -36,7 +36,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting(make: Callable[[Path
         load_image("a.png", tmp_path)
 
 
-def test_a_file_of_the_kernel_is_no_picture(tmp_path: Path) -> None:
+def test_a_file_of_the_kernel_is_not_accepted_as_an_image(tmp_path: Path) -> None:
     (tmp_path / "a.png").symlink_to("/proc/kmsg")
     with pytest.raises(DatasetError, match=r"the image 'a.png'"):
         read_image(tmp_path, "a.png")

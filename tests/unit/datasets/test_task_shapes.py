@@ -1,4 +1,4 @@
-"""A task stays the JSON that it is: no table asks its fields to be of one kind."""
+"""The JSON of a task stays unchanged: no table requires a field to have one type in all tasks."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("where", ["tree", "table"])
-def test_tasks_whose_fields_differ_in_kind_come_back_as_they_were(tmp_path: Path, where: str) -> None:
+def test_tasks_whose_fields_differ_in_type_come_back_unchanged(tmp_path: Path, where: str) -> None:
     state = StateDir(tmp_path)
     if where == "tree":
         for one in SHAPES.values():

@@ -97,7 +97,7 @@ def test_what_cannot_be_used_is_listed_with_its_file_and_reason(tree: Path, tmp_
     assert {row["source_path"] for row in rejects} == set(reasons)
 
 
-def test_a_folder_of_domains_stands_for_all_of_them(tree: Path) -> None:
+def test_a_folder_of_domains_selects_all_of_them(tree: Path) -> None:
     put(tree, "Windows/ppt", "slides")
     put(tree, "Windows/word", "letter")
     split = split_tasks(tree, domains=["Windows"])
@@ -105,12 +105,12 @@ def test_a_folder_of_domains_stands_for_all_of_them(tree: Path) -> None:
     assert {task.domain for task in (*split.train, *split.test)} == set(split.domains)
 
 
-def test_an_unknown_domain_names_those_there(tree: Path) -> None:
+def test_the_error_for_an_unknown_domain_names_the_existing_ones(tree: Path) -> None:
     with pytest.raises(DatasetError, match=r"no domain 'chrom' in .*; there are: chrome, os"):
         split_tasks(tree, domains=["chrom"])
 
 
-def test_a_folder_that_is_no_checkout_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_checkout_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="give the folder of an OSWorld checkout"):
         split_tasks(tmp_path)
 
@@ -131,7 +131,7 @@ def test_of_two_files_with_one_id_the_one_named_by_it_stays(tree: Path) -> None:
     assert (reject.path, reject.task_id) == ("os/os-1-copy.json", "os-1")
 
 
-def test_the_real_tree_goes_through_with_every_reject_explained(real_data: Path, tmp_path: Path) -> None:
+def test_the_real_tree_is_split_with_every_reject_explained(real_data: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "osworld_pipeline.cli", "tasks", "--osworld-path", str(real_data / "osworld")]
     result = subprocess.run(
         [*command, "--output-dir", str(tmp_path / "out")], capture_output=True, text=True, timeout=60, check=False
@@ -143,7 +143,7 @@ def test_the_real_tree_goes_through_with_every_reject_explained(real_data: Path,
     assert all(reject.reason for reject in split.rejects)
     assert f"{len(split.train)} train and {len(split.test)} test tasks" in result.stdout
     assert len(split.train) > 300
-    # Every task of this tree's Windows folder stands under the same id in a folder beside it.
+    # Every task of this tree's Windows folder is also in a folder next to it, under the same id.
     assert len(split_tasks(real_data / "osworld", domains=["Windows"]).train) > 20
 
 

@@ -56,7 +56,7 @@ def tasks(result: Built) -> dict[str, dict]:
     return {row["task_id"]: row for row in result.tasks.to_pylist()}
 
 
-def test_nothing_at_all_gives_empty_tables(state: StateDir) -> None:
+def test_a_state_without_sources_gives_empty_tables(state: StateDir) -> None:
     result = build(state)
     assert (result.tasks.num_rows, result.replay.num_rows, result.train_tasks.num_rows) == (0, 0, 0)
     assert result.stats["replay_stats"]["input_samples"] == 0
@@ -106,7 +106,7 @@ def test_of_equal_demonstrations_the_best_source_stays(state: StateDir) -> None:
     assert result.summary.num_duplicates == 2
 
 
-def test_a_better_copy_with_a_broken_image_does_not_drive_out_a_good_one(state: StateDir) -> None:
+def test_a_better_copy_with_a_broken_image_does_not_replace_a_good_one(state: StateDir) -> None:
     put_lines(state, "sft_curated_final", [record(images=[image_text(1), "AAAA"])])
     put_lines(state, "bc_sft", [record()])
     result = build(state)
@@ -143,7 +143,7 @@ def test_bare_pyautogui_answers_parse(state: StateDir) -> None:
         ([image_text(1), "R0lGODlhAQABAAAAACw="], "image 1: neither PNG, JPEG nor WebP"),
     ],
 )
-def test_images_must_be_as_many_as_their_placeholders_and_whole(state: StateDir, images: list, reason: str) -> None:
+def test_images_must_be_whole_and_as_many_as_their_placeholders(state: StateDir, images: list, reason: str) -> None:
     put_lines(state, "sft_clean", [record(images=images)])
     result = build(state)
     assert result.replay.num_rows == 0
@@ -194,7 +194,7 @@ def test_windows_tasks_are_known_by_snapshot_or_path(state: StateDir, changes: d
 
 
 @pytest.mark.parametrize("suite", ["windows-basics", "wine-basics"])
-def test_windows_tasks_of_the_suite_that_was_asked_for_are_trained_on(state: StateDir, suite: str) -> None:
+def test_windows_tasks_of_the_requested_suite_are_trained_on(state: StateDir, suite: str) -> None:
     put_task(state, config("ours", snapshot="word", source=f"{suite}/cmd_echo"))
     put_task(state, config("theirs", snapshot="word", source="https://somewhere"))
     put_lines(state, "sft_clean", [record(name) for name in ("ours", "theirs")])
@@ -225,7 +225,7 @@ def test_a_task_without_an_evaluator_is_not_trained_on_and_says_why(state: State
     assert "no evaluator" in reject["reason"]
 
 
-def test_the_tables_can_be_asked_and_the_trainer_reads_the_same_rows(state: StateDir) -> None:
+def test_the_tables_can_be_queried_and_the_trainer_reads_the_same_rows(state: StateDir) -> None:
     put_task(state, config("t1"))
     put_lines(state, "sft_clean", [record("t1"), record("t2", reward=0.0), "{"])
     build(state)
@@ -263,7 +263,7 @@ PART = st.sampled_from(["<image>", "a", "\n", "b c", "<imag"])
 
 
 @given(st.lists(PART, min_size=1, max_size=8).map("".join))
-def test_every_placeholder_becomes_one_image_and_words_stay(text: str) -> None:
+def test_every_placeholder_becomes_one_image_and_text_stays(text: str) -> None:
     messages = [{"role": "user", "content": f"x{text}"}, {"role": "assistant", "content": text}]
     system, user, assistant = normalise_messages(messages, system_prompt="p")
     assert num_images([system, user, assistant]) == f"x{text}".count("<image>")
@@ -283,7 +283,7 @@ def test_every_placeholder_becomes_one_image_and_words_stay(text: str) -> None:
         [{"role": "user", "content": "x"}],
     ],
 )
-def test_turns_that_are_no_demonstration_are_refused(turns: list) -> None:
+def test_turns_that_are_not_a_demonstration_are_refused(turns: list) -> None:
     with pytest.raises(DatasetError):
         normalise_messages(turns, system_prompt="p")
 

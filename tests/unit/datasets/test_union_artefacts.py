@@ -107,7 +107,7 @@ def test_the_golden_input_gives_the_golden_artefacts(state: StateDir) -> None:
     assert "sft_hybrid" in summary.absent
 
 
-def test_tree_tasks_join_only_when_asked(state: StateDir) -> None:
+def test_tree_tasks_are_included_only_on_request(state: StateDir) -> None:
     put_task(state, config("tree_only"))
     build(state)
     assert table(state, "tasks_all") == []
@@ -115,13 +115,13 @@ def test_tree_tasks_join_only_when_asked(state: StateDir) -> None:
     assert [row["task_id"] for row in table(state, "tasks_all")] == ["tree_only"]
 
 
-def test_without_any_source_it_says_which_folder_is_meant(state: StateDir) -> None:
+def test_without_any_source_the_error_names_the_expected_folder(state: StateDir) -> None:
     with pytest.raises(DatasetError, match="name the folder that holds osworld_datasets/"):
         build(state)
     assert not (state.root / "out").exists()
 
 
-def test_equal_messages_are_one_demonstration_whatever_the_order_of_their_keys(state: StateDir) -> None:
+def test_equal_messages_are_one_demonstration_in_any_order_of_their_keys(state: StateDir) -> None:
     plain, turned = record()["messages"], [dict(reversed(turn.items())) for turn in record()["messages"]]
     put_lines(state, "bc_sft", [record(messages=turned), record(messages=plain), record("t2", messages=turned)])
     assert build(state).num_duplicates == 1
@@ -129,7 +129,7 @@ def test_equal_messages_are_one_demonstration_whatever_the_order_of_their_keys(s
 
 
 @pytest.mark.parametrize("odd", [{"n": 2**80}, {"n": float("nan")}, {"n": -0.0}, {"n": [None, True, {"x": 1.5}]}])
-def test_what_else_a_message_holds_stays_as_it_is(state: StateDir, odd: dict) -> None:
+def test_other_fields_of_a_message_stay_unchanged(state: StateDir, odd: dict) -> None:
     messages = record()["messages"]
     messages[1] = {**messages[1], **odd}
     put_lines(state, "bc_sft", [record(messages=messages)])
@@ -138,7 +138,7 @@ def test_what_else_a_message_holds_stays_as_it_is(state: StateDir, odd: dict) ->
     assert repr(row["messages"][1]) == repr(messages[1])
 
 
-def test_a_copy_without_images_keeps_its_placeholders_as_words(state: StateDir) -> None:
+def test_a_copy_without_images_keeps_its_placeholders_as_text(state: StateDir) -> None:
     put_lines(state, "bc_sft", [record(images=[]), record("t2", images=None), record("t3", images=[image_text(1)])])
     build(state)
     assert [row["images"] for row in replay(state)] == [[], None]
@@ -172,7 +172,7 @@ def test_a_bare_string_evaluator_is_a_located_reject_and_is_not_trained_on(state
     assert (reject["kind"], reject["source_path"]) == ("bad_task", "evaluation_examples/examples/os/t1.json")
 
 
-def test_of_two_tree_files_with_one_id_the_later_in_order_counts_and_the_other_is_told(state: StateDir) -> None:
+def test_of_two_tree_files_with_one_id_the_later_in_order_counts_and_the_other_is_reported(state: StateDir) -> None:
     put_task(state, config("t1", instruction="first"), domain="Windows")
     put_task(state, config("t1", instruction="second"), domain="os")
     build(state, with_tree_tasks=True)
@@ -200,7 +200,7 @@ ODD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "reason"), ODD_LINES)
-def test_unicode_and_numbers_that_are_odd_cost_no_other_line(state: StateDir, line: bytes, reason: str | None) -> None:
+def test_odd_unicode_and_numbers_affect_no_other_line(state: StateDir, line: bytes, reason: str | None) -> None:
     path = SOURCES["bc_sft"].locate(state)
     path.parent.mkdir(parents=True)
     path.write_bytes(line + b"\n\n" + json.dumps(record("good")).encode())
@@ -213,7 +213,7 @@ def test_unicode_and_numbers_that_are_odd_cost_no_other_line(state: StateDir, li
     )
 
 
-def test_real_osworld_tasks_go_through_with_every_reject_explained(real_data: Path, tmp_path: Path) -> None:
+def test_real_osworld_tasks_are_built_with_every_reject_explained(real_data: Path, tmp_path: Path) -> None:
     summary = write_union_artefacts(
         tmp_path, real_data / "osworld", tmp_path / "out", system_prompt="p", with_tree_tasks=True
     )

@@ -25,7 +25,7 @@ def run(state: StateDir, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
-def test_it_writes_five_files_and_tells_statistics_duplicates_and_rejects(state: StateDir) -> None:
+def test_the_command_writes_five_files_and_prints_statistics_duplicates_and_rejects(state: StateDir) -> None:
     (state.root / "prompt.txt").write_bytes("Act — so.\r\n".encode())
     result = run(state, "--with-tree-tasks", "--system-prompt", str(state.root / "prompt.txt"))
     assert result.returncode == 0, result.stderr
@@ -50,7 +50,7 @@ def test_it_writes_five_files_and_tells_statistics_duplicates_and_rejects(state:
         (["--dialect", "klingon"], "no dialect named 'klingon'"),
     ],
 )
-def test_a_wrong_option_is_one_sentence(state: StateDir, options: list[str], message: str) -> None:
+def test_a_wrong_option_gives_one_clear_error(state: StateDir, options: list[str], message: str) -> None:
     result = run(state, *options)
     assert result.returncode == 1
     assert message in " ".join(result.stderr.split())

@@ -1,4 +1,4 @@
-"""The tables of the union change together: a reader, a kill and a later build never see those of two builds."""
+"""The tables of the union change together: no reader sees those of two builds, after a kill or a later build either."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ from osworld_pipeline.tables.owned import read_table, read_table_file
 
 @pytest.fixture
 def state(tmp_path: Path) -> StateDir:
-    """With a build of one task, and a source of another."""
+    """A state with a build of one task, and a source of another task."""
     state = StateDir(tmp_path)
     put_source(state, "one")
     build_union_tables(state, system_prompt="p", num_workers=0)
@@ -41,13 +41,13 @@ def put_source(state: StateDir, task_id: str) -> None:
 
 
 def task_ids(state: StateDir) -> set[str]:
-    """Of all tables that have any."""
+    """The task ids in all tables that have any."""
     with fresh_views(state) as views:
         sql = " UNION ".join(f"SELECT task_id FROM {name}" for name in ("union_tasks", "train_tasks", "replay_buffer"))
         return {row[0] for row in views.execute(sql).fetchall()}
 
 
-def test_a_reader_that_began_before_a_build_ends_reads_one_build(state: StateDir) -> None:
+def test_a_reader_that_started_before_a_build_ends_reads_one_build(state: StateDir) -> None:
     paths = table_paths(state)
     first = read_table_file(paths["union_tasks"], "union_tasks")["task_id"].to_pylist()
     build_union_tables(state, system_prompt="p", num_workers=0)
@@ -74,7 +74,7 @@ def tasks_of_gspo(state: StateDir) -> list[str]:
 
 
 @pytest.mark.parametrize("read", [digest_of_training, reasons_against_playing, tasks_of_gspo])
-def test_what_reads_several_tables_reads_one_build(
+def test_a_reader_of_several_tables_reads_one_build(
     state: StateDir, monkeypatch: pytest.MonkeyPatch, read: Callable[[StateDir], Any]
 ) -> None:
     expected, current, num_reads = read(state), builds.current_build, 0
@@ -117,7 +117,7 @@ def test_a_build_killed_at_its_renames_changes_no_table(state: StateDir, num_ren
     assert [path.name for path in state.tables.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_replaced_build_goes_after_its_grace_and_so_do_tables_from_before_builds(state: StateDir) -> None:
+def test_replaced_builds_and_tables_from_before_builds_are_removed_after_a_grace_period(state: StateDir) -> None:
     plain = state.tables / "rejects.parquet"
     plain.touch()
     build_union_tables(state, system_prompt="p", num_workers=0)
@@ -141,7 +141,7 @@ def test_tables_from_before_builds_are_read_until_the_first_build(state: StateDi
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"build": "../union-0123456789abcdef"}', '{"build": 7}'])
-def test_a_damaged_note_is_one_sentence(state: StateDir, content: str) -> None:
+def test_a_damaged_note_gives_one_clear_error(state: StateDir, content: str) -> None:
     (state.tables / CURRENT).write_text(content)
     with pytest.raises(TableError, match=r"union.json is damaged .*run the union again"):
         read_table(state, "union_tasks")

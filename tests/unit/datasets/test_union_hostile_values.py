@@ -1,4 +1,4 @@
-"""Values that JSON allows and that a reader, a writer or a table cannot hold: each is a reject, and no build ends."""
+"""Values that JSON allows and that a reader, a writer or a table cannot hold: each is a reject; no build ends early."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def lines() -> list[str]:
 
 
 @pytest.mark.parametrize("line", lines(), ids=RECORDS)
-def test_a_record_with_such_a_value_ends_no_build(tmp_path: Path, line: str) -> None:
+def test_a_record_with_a_hostile_value_does_not_end_the_build(tmp_path: Path, line: str) -> None:
     state = StateDir(tmp_path)
     put_lines(state, "bc_sft", [record("good", messages=record()["messages"]), line])
     build_union_tables(state, system_prompt="p", num_workers=0)
@@ -67,7 +67,7 @@ def test_a_record_with_such_a_value_ends_no_build(tmp_path: Path, line: str) -> 
 @pytest.mark.parametrize(
     "extra", [HUGE, nested(600), nested(900, dict)], ids=["a huge number", "deep lists", "deep objects"]
 )
-def test_a_config_with_such_a_value_ends_no_build(tmp_path: Path, extra: Any) -> None:
+def test_a_config_with_a_hostile_value_does_not_end_the_build(tmp_path: Path, extra: Any) -> None:
     state = StateDir(tmp_path)
     put_lines(state, "bc_sft", [record("good"), record("tree"), record("table")])
     put_task(state, config("good"))

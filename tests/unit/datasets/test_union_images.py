@@ -18,13 +18,13 @@ FORMATS = {"PNG": "png", "JPEG": "jpeg", "WEBP": "webp"}
 
 @pytest.mark.parametrize(("fmt", "suffix"), FORMATS.items())
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_an_image_of_each_format_is_known(fmt: str, suffix: str, mode: str) -> None:
+def test_an_image_of_each_format_is_recognised(fmt: str, suffix: str, mode: str) -> None:
     sink = io.BytesIO()
     Image.new(mode, (33, 21), 7).save(sink, fmt)
     assert prove_image(sink.getvalue()) == suffix
 
 
-def test_a_lossless_webp_and_a_progressive_jpeg_are_known() -> None:
+def test_a_lossless_webp_and_a_progressive_jpeg_are_recognised() -> None:
     for fmt, options in (("WEBP", {"lossless": True}), ("JPEG", {"progressive": True})):
         sink = io.BytesIO()
         Image.new("RGB", (33, 21)).save(sink, fmt, **options)
@@ -89,7 +89,7 @@ def test_an_image_without_pixel_data_is_damaged(make: Callable[[], bytes]) -> No
         prove_image(make())
 
 
-def test_a_data_uri_is_decoded_and_its_format_told() -> None:
+def test_a_data_uri_is_decoded_and_its_format_is_returned() -> None:
     encoded = base64.b64encode(image_bytes(fmt="JPEG")).decode()
     for text in (
         encoded,

@@ -1,4 +1,4 @@
-"""Blocks of lines: every line once and in order, from plain and compressed files, whatever their shape."""
+"""Blocks of lines: every line once and in order, from plain and compressed files of any shape."""
 
 import gzip
 import os
@@ -17,7 +17,7 @@ def zstd(data: bytes) -> bytes:
 
 
 def lines_in(path: Path, *, block_bytes: int = 64, max_line_bytes: int = 10_000) -> list[bytes]:
-    """The lines, `too_long` and `unreadable` where such a fault stands."""
+    """The lines, with `too_long` or `unreadable` in the place of such a fault."""
     found: list[bytes] = []
     for block in read_blocks(path, block_bytes=block_bytes, max_line_bytes=max_line_bytes):
         found += [block.fault.encode()] if block.fault else [line for _, line in lines_of(block.read())]
@@ -41,27 +41,27 @@ def test_every_line_comes_once_and_in_order(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 120), min_size=1, max_size=10), st.integers(1, 90), st.booleans())
-def test_only_lines_over_the_limit_are_passed_over(
+def test_only_lines_over_the_limit_are_skipped(
     tmp_path: Path, sizes: list[int], block_bytes: int, is_compressed: bool
 ) -> None:
     path = tmp_path / ("a.gz" if is_compressed else "a")
     data = b"".join(b"x" * size + b"\n" for size in sizes)
     path.write_bytes(gzip.compress(data, 1) if is_compressed else data)
-    # What a block lets through is held against the limit once more by who reads its lines.
+    # The reader of a block's lines checks them against the limit once more.
     found = [
         b"too_long" if len(line) > 50 else line for line in lines_in(path, block_bytes=block_bytes, max_line_bytes=50)
     ]
     assert found == [b"too_long" if size > 50 else b"x" * size for size in sizes]
 
 
-def test_several_members_and_frames_are_one_file(tmp_path: Path) -> None:
+def test_several_gzip_members_or_zstd_frames_are_read_as_one_file(tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"1\n2") + gzip.compress(b"3\n") + b"\0" * 10)
     (tmp_path / "a.zst").write_bytes(zstd(b"1\n2") + zstd(b"3\n"))
     assert lines_in(tmp_path / "a.gz") == lines_in(tmp_path / "a.zst") == [b"1", b"23"]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_of_a_cut_file_what_can_be_read_stays_and_the_rest_is_one_fault(tmp_path: Path, suffix: str) -> None:
+def test_the_readable_lines_of_a_cut_file_stay_and_the_rest_is_one_fault(tmp_path: Path, suffix: str) -> None:
     data = b"".join(os.urandom(500).hex().encode() + b"\n" for _ in range(2_000))
     packed = gzip.compress(data) if suffix == ".gz" else zstd(data)
     path = tmp_path / f"a{suffix}"
@@ -72,7 +72,7 @@ def test_of_a_cut_file_what_can_be_read_stays_and_the_rest_is_one_fault(tmp_path
     assert lines == data.split(b"\n")[: len(lines)]
 
 
-def test_damage_in_the_middle_is_a_fault_and_no_crash(tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_a_fault_and_not_a_crash(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(os.urandom(200_000).hex().encode()))
     packed[len(packed) // 2] ^= 0xFF
     (tmp_path / "a.gz").write_bytes(packed)
@@ -90,7 +90,7 @@ def test_a_plain_file_is_read_before_its_compressed_forms(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_line_of_two_gigabytes_is_passed_over_in_little_memory(tmp_path: Path) -> None:
+def test_a_line_of_two_gigabytes_is_skipped_in_little_memory(tmp_path: Path) -> None:
     import resource
 
     path = tmp_path / "a"

@@ -12,7 +12,7 @@ from osworld_pipeline.domain.state import StateDir
 
 
 def peak_of_build(state: StateDir, image: str, *, num_records: int) -> int:
-    """Bytes of memory at most, of a build from a source with so many records of more than a MB each."""
+    """Peak memory in bytes of a build from a source with that many records of more than a MB each."""
     put_task(state, {"id": "t1", "instruction": "x", "evaluator": {"func": "f"}})
     lines = [record(f"t{index}", images=[image, image], note=str(index)) for index in range(num_records)]
     size = put_lines(state, "sft_clean", lines).locate(state).stat().st_size
@@ -22,7 +22,7 @@ def peak_of_build(state: StateDir, image: str, *, num_records: int) -> int:
     tracemalloc.start()
     try:
         summary = build_union_tables(
-            state, system_prompt="p", num_workers=0, on_progress=lambda *told: progress.append(told)
+            state, system_prompt="p", num_workers=0, on_progress=lambda *reported: progress.append(reported)
         )
         _, peak = tracemalloc.get_traced_memory()
     finally:

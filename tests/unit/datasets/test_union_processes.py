@@ -73,7 +73,7 @@ def test_any_number_of_workers_gives_the_same_tables_and_artefacts(tmp_path: Pat
 
 
 def is_tracker(pid: int) -> bool:
-    """Python's own helper of processes that are spawned."""
+    """Whether this is Python's own helper for spawned processes."""
     return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
@@ -142,7 +142,7 @@ def test_a_build_that_is_killed_leaves_whole_artefacts_and_no_process(tmp_path: 
     after = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert sorted(after) == sorted(before)
     assert after["osworld_replay_train.jsonl"] != before["osworld_replay_train.jsonl"]
-    # A quick machine may have been done before a late kill.
+    # A fast machine may finish before a late kill.
     assert kept == before or (delay_s and kept == after)
 
 

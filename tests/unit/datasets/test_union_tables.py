@@ -1,4 +1,4 @@
-"""The tables beyond Slime-OSWorld's rules: imports as further sources, provenance, and rows that stay what they are."""
+"""The tables beyond Slime-OSWorld's rules: imports as further sources, provenance, and rows that stay unchanged."""
 
 import gzip
 import json
@@ -80,14 +80,14 @@ def test_an_import_is_one_more_source_with_its_licence_rank_and_places(state: St
     assert (counts["agentnet"]["num_records"], counts["agentnet"]["num_rejects"]) == (2, 1)
 
 
-def test_an_import_of_a_better_rank_drives_out_an_equal_demonstration(state: StateDir) -> None:
+def test_an_import_of_a_better_rank_replaces_an_equal_demonstration(state: StateDir) -> None:
     put_import(state, "verified", quality_rank=9)
     put_lines(state, "sft_curated_final", [record("t1", images=[image_text(7)] * 2)])
     build_union_tables(state, system_prompt="p")
     assert {row["source_dataset"] for row in rows_of(state, "replay_buffer")} == {"verified"}
 
 
-def test_an_import_without_a_good_manifest_is_a_reject_and_a_half_written_one_is_none(state: StateDir) -> None:
+def test_an_import_without_a_good_manifest_is_a_reject_and_a_half_written_one_is_ignored(state: StateDir) -> None:
     (put_import(state, "broken") / "source.json").write_text('{"licence": 7}')
     put_import(state, "half").rename(state.imports / ".half.tmp")
     build_union_tables(state, system_prompt="p")
@@ -96,7 +96,7 @@ def test_an_import_without_a_good_manifest_is_a_reject_and_a_half_written_one_is
     assert rows_of(state, "replay_buffer") == []
 
 
-def test_licence_and_revision_of_a_downloaded_source_stand_in_its_rows(state: StateDir) -> None:
+def test_licence_and_revision_of_a_downloaded_source_are_in_its_rows(state: StateDir) -> None:
     source = put_lines(state, "bc_sft", [record()])
     lock = SourceLock(
         source="bc_sft", repo_id="a/b", filename="x", revision="f" * 40, requested="main",
@@ -112,7 +112,7 @@ def test_licence_and_revision_of_a_downloaded_source_stand_in_its_rows(state: St
     assert counts["sft_clean"]["sha256"] is None
 
 
-def test_the_config_domain_is_the_config_s_word_and_the_domain_the_better_one(state: StateDir) -> None:
+def test_the_config_domain_is_from_the_config_and_the_domain_is_the_better_one(state: StateDir) -> None:
     put_task(state, config("t1", related_apps=["libreoffice"]), domain="libreoffice_calc")
     build_union_tables(state, system_prompt="p")
     (row,) = rows_of(state, "union_tasks")
@@ -142,7 +142,7 @@ def test_files_of_two_domains_with_one_id_are_two_tasks_and_the_artefact_has_the
     assert [(row["task_id"], row["instruction"]) for row in artefact] == [("t1", "Open vlc."), ("t2", "Solve t2.")]
 
 
-def test_a_config_that_says_which_of_two_tasks_of_one_id_is_meant_is_trained_on(state: StateDir) -> None:
+def test_of_two_tasks_with_one_id_the_one_that_a_config_names_is_trained_on(state: StateDir) -> None:
     for domain in ("vlc", "chrome"):
         put_task(state, config("t1"), domain=domain)
     named = {"task_id": "t1", "domain": "chrome", "task_config": json.dumps(config("t1"))}
@@ -153,7 +153,7 @@ def test_a_config_that_says_which_of_two_tasks_of_one_id_is_meant_is_trained_on(
     assert [row["domain"] for row in rows_of(state, "train_tasks")] == ["chrome"]
 
 
-def test_of_an_id_that_windows_has_too_the_other_task_is_meant(state: StateDir) -> None:
+def test_of_two_tasks_with_one_id_the_one_that_is_not_for_windows_is_trained_on(state: StateDir) -> None:
     for domain in ("Windows/ppt", "libreoffice_impress"):
         put_task(state, config("t1"), domain=domain)
     put_lines(state, "bc_sft", [record("t1")])
@@ -163,7 +163,7 @@ def test_of_an_id_that_windows_has_too_the_other_task_is_meant(state: StateDir) 
 
 
 @pytest.mark.parametrize("rewards", [(..., 0.0), (0.0, ...), (..., ...)], ids=["later", "first", "nowhere"])
-def test_a_recorded_reward_counts_wherever_it_stands_and_duplicates_are_listed(
+def test_a_recorded_reward_of_any_duplicate_counts_and_duplicates_are_listed(
     state: StateDir, rewards: tuple[Any, Any]
 ) -> None:
     better, worse = rewards
@@ -178,7 +178,7 @@ def test_a_recorded_reward_counts_wherever_it_stands_and_duplicates_are_listed(
     assert (first["reward"], first["duplicates"]) == (1.0, [])
 
 
-def test_the_same_turns_over_other_screenshots_are_another_demonstration(state: StateDir) -> None:
+def test_the_same_turns_with_other_screenshots_are_another_demonstration(state: StateDir) -> None:
     pictures = [[image_text(1), image_text(colour)] for colour in (2, 3, 4)]
     put_lines(state, "bc_sft", [record("t1", images=images) for images in pictures])
     assert build_union_tables(state, system_prompt="p").num_duplicates == 0
@@ -247,7 +247,7 @@ def test_the_replay_table_is_written_in_row_groups(state: StateDir) -> None:
     assert file.metadata.num_row_groups == 2
 
 
-def test_a_row_keeps_its_id_under_another_system_prompt_and_names_the_one_that_depended_on_it(state: StateDir) -> None:
+def test_a_row_keeps_its_id_under_another_system_prompt_and_names_its_prompt_dependent_id(state: StateDir) -> None:
     put_lines(state, "bc_sft", [record("t1"), record("t2")])
     tables = []
     for prompt in ("one prompt", "another"):
@@ -268,7 +268,7 @@ def test_a_row_keeps_its_id_under_another_system_prompt_and_names_the_one_that_d
         assert row["former_row_id"] == digest_json({"task_id": "t1", "messages": plain})[:24]
 
 
-def test_a_row_names_the_bytes_of_its_line(state: StateDir) -> None:
+def test_a_row_has_the_digest_of_the_bytes_of_its_line(state: StateDir) -> None:
     source = put_lines(state, "bc_sft", [record("t1")])
     build_union_tables(state, system_prompt="p")
     line = source.locate(state).read_bytes().removesuffix(b"\n")
@@ -291,7 +291,7 @@ def test_the_fast_digest_of_a_row_is_the_canonical_one(task_id: str, messages: l
     assert digest_bytes(fast) == digest_json(value)
 
 
-def test_a_folder_or_a_loop_in_place_of_a_source_is_no_source(state: StateDir) -> None:
+def test_a_folder_or_a_link_loop_in_place_of_a_source_is_not_read(state: StateDir) -> None:
     path = SOURCES["bc_sft"].locate(state)
     path.mkdir(parents=True)
     put_lines(state, "sft_clean", [record()])
@@ -303,7 +303,7 @@ def test_a_folder_or_a_loop_in_place_of_a_source_is_no_source(state: StateDir) -
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
-def test_a_compressed_source_is_read_like_a_plain_one_and_beside_one_it_is_told(state: StateDir, suffix: str) -> None:
+def test_a_compressed_source_is_read_like_a_plain_one_and_rejected_next_to_one(state: StateDir, suffix: str) -> None:
     plain = put_lines(state, "bc_sft", [record("t1"), "{", record("t2")])
     build_union_tables(state, system_prompt="p")
     expected = [rows_of(state, name) for name in ("replay_buffer", "rejects")]

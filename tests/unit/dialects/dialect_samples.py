@@ -1,4 +1,4 @@
-"""Actions in normal form, as many as a dialect can say, for every dialect and coordinate space."""
+"""Actions in normal form, as many as a dialect can express, for every dialect and coordinate space."""
 
 from typing import Any
 
@@ -75,7 +75,7 @@ def singles(space: CoordinateSpace) -> dict[str, st.SearchStrategy[dict[str, Any
 
 
 def actions(dialect: Dialect) -> st.SearchStrategy[dict[str, Any]]:
-    """What the dialect's vocabulary holds, sequences included, in normal form."""
+    """The actions of the dialect's vocabulary, sequences included, in normal form."""
     vocabulary, space = dialect.grammar.vocabulary, dialect.coordinate_space
     named = [strategy for name, strategy in singles(space).items() if name in vocabulary.names]
     raw = st.one_of(named)

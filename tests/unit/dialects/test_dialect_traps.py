@@ -40,11 +40,11 @@ def test_done_is_understood_with_marks_around_it(text: str) -> None:
     assert PYAUTOGUI.parse(text).arguments == DONE
 
 
-def test_a_word_inside_a_sentence_is_no_action() -> None:
+def test_a_word_inside_a_sentence_is_not_an_action() -> None:
     assert PYAUTOGUI.parse("I am not DONE yet, so I look again.").error
 
 
-def test_code_goes_before_done_and_both_are_heard_where_done_follows() -> None:
+def test_code_has_priority_over_done_and_both_count_if_done_follows_the_code() -> None:
     code = "```python\npyautogui.click(10, 20)\n```"
     assert PYAUTOGUI.parse(f"When I am ready I say\nDONE\n{code}").arguments == CLICK
     assert PYAUTOGUI.parse(f"{code}\nWAIT").arguments == CLICK
@@ -67,7 +67,7 @@ def test_code_goes_before_done_and_both_are_heard_where_done_follows() -> None:
         "print('hello')",
     ],
 )
-def test_code_that_is_no_known_call_is_an_error_and_runs_nothing(code: str) -> None:
+def test_code_that_is_not_a_known_call_is_an_error_and_runs_nothing(code: str) -> None:
     turn = PYAUTOGUI.parse(f"```python\n{code}\n```")
     assert turn.arguments is None
     assert turn.error
@@ -91,13 +91,13 @@ def test_code_that_is_no_known_call_is_an_error_and_runs_nothing(code: str) -> N
         ("time.sleep(1.5)", ["time.sleep(1.5)"]),
     ],
 )  # fmt: skip
-def test_calls_do_what_they_say(code: str, commands: list[str]) -> None:
+def test_pyautogui_calls_become_their_commands(code: str, commands: list[str]) -> None:
     arguments = PYAUTOGUI.parse_strict(f"```python\n{code}\n```").arguments
     assert arguments is not None
     assert PYAUTOGUI.to_command(arguments).split("\n") == commands
 
 
-def test_the_plan_is_the_description() -> None:
+def test_the_plan_before_the_code_is_the_description() -> None:
     assert (
         PYAUTOGUI.parse("I click\n  the button.\n```\npyautogui.click(1, 2)\n```").description == "I click the button."
     )
@@ -153,7 +153,7 @@ def test_a_tag_is_read_with_quemus_keys_and_the_texts_own_quotes(body: str, argu
         *("scroll", "scroll up many", "scroll up 0", "scroll up 3 4"),
     ],
 )
-def test_what_is_no_key_or_verb_is_refused_and_nothing_else_reaches_a_monitor(body: str) -> None:
+def test_only_keys_and_verbs_reach_a_monitor_and_anything_else_is_refused(body: str) -> None:
     turn = SENDKEY.parse(f"<action>{body}</action>")
     assert turn.arguments is None
     assert turn.error
@@ -200,7 +200,7 @@ def test_a_newline_is_typed_as_enter() -> None:
         ),
     ],
 )
-def test_the_mouse_is_an_addition_to_the_verbs(body: str, arguments: dict[str, Any], command: str) -> None:
+def test_mouse_actions_are_an_addition_to_the_verbs(body: str, arguments: dict[str, Any], command: str) -> None:
     turn = SENDKEY.parse(f"<action>{body}</action>")
     assert turn.arguments == arguments
     assert SENDKEY.to_command(arguments) == command
@@ -261,7 +261,7 @@ def test_each_call_becomes_its_command(text: str, command: str) -> None:
         ),
     ],
 )
-def test_an_invalid_call_is_an_error_and_no_silent_wait(text: str) -> None:
+def test_an_invalid_call_is_an_error_and_not_a_silent_wait(text: str) -> None:
     turn = OSGYM.parse(call(text))
     assert turn.arguments is None
     assert turn.error

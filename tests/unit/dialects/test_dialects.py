@@ -1,5 +1,5 @@
-"""Whatever the dialect and the coordinates: what is written is read back, no text raises, and every command is one that
-a desktop accepts."""
+"""For every dialect and every coordinate space: an action that is written is read back, no text raises, and a desktop
+accepts every command."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ noise = st.text() | st.lists(tricky | st.text(max_size=5)).map("".join)
 
 
 def cannot_say(dialect: Dialect, action: dict[str, Any]) -> bool:
-    """The known gaps: what no text of the dialect means."""
+    """The known gaps: actions that no text of the dialect can express."""
     if dialect.grammar.name == "sendkey":
         return any(one.get("seconds", 0) > 10 for one in actions_in(action))
     if dialect.grammar.name != "osgym":
@@ -36,7 +36,7 @@ def cannot_say(dialect: Dialect, action: dict[str, Any]) -> bool:
             return True
         if "," in one.get("keys", ()) and len(one["keys"]) > 1:
             return True
-        # Text stands as it is between the parentheses, so what ends the call ends the text.
+        # Text is not escaped between the parentheses, so the end of a call also ends the text.
         if any(end in one.get("text", "") for end in ("<|action_end|>", ")&", ") &", ")\n&")):
             return True
     return False
@@ -100,7 +100,7 @@ def test_a_point_of_the_screen_comes_back_from_any_coordinates(dialect: Dialect,
 
 
 @every_dialect
-def test_the_prompts_say_what_coordinates_count(dialect: Dialect) -> None:
+def test_the_prompts_name_the_coordinate_space(dialect: Dialect) -> None:
     full, short = dialect.system_prompt("full"), dialect.system_prompt("short")
     assert "<coordinates>" not in full + short
     assert len(short) < 120
@@ -143,7 +143,7 @@ def test_points_of_a_sequence_move_together() -> None:
     assert moved["actions"][1]["end_coordinate"] == [50, 60]
 
 
-def test_a_turn_that_says_too_much_is_refused() -> None:
+def test_a_turn_over_a_limit_or_with_an_action_after_its_end_is_refused() -> None:
     dialect = load_dialect("pyautogui")
     with pytest.raises(ActionParseError, match="the turn has 40 actions"):
         dialect.format("", {"action": "sequence", "actions": [{"action": "left_click"}] * 40})

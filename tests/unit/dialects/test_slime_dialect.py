@@ -1,4 +1,4 @@
-"""The Slime dialect: what is written is read back, what is sloppy is still read, and what is a guess is marked."""
+"""The Slime dialect: what it writes is read back, a sloppy turn is still read, and a guess is marked."""
 
 import ast
 import json
@@ -206,7 +206,7 @@ def test_a_guess_runs_and_is_marked(text: str, arguments: dict[str, Any]) -> Non
         "[" * 100_000,
     ],
 )
-def test_what_cannot_be_read_says_why(text: str) -> None:
+def test_a_turn_that_cannot_be_read_says_why(text: str) -> None:
     turn = DIALECT.parse(text)
     assert turn.arguments is None
     assert turn.action_type == "unknown"

@@ -51,7 +51,7 @@ class BadCommandError(Exception):
 
 
 def commands_of(name: str, page: Page) -> Iterator[Command]:
-    """Of shell blocks whose first line begins with a program; of code in the text that begins with one of ours."""
+    """Commands in shell blocks whose first line starts with a program, and in inline code that starts with ours."""
     for block in page.blocks:
         if block.language in SHELL and not {"output", "text"} & set(block.marks):
             lines = list(_simple_lines(_joined(block.text)))
@@ -65,8 +65,8 @@ def commands_of(name: str, page: Page) -> Iterator[Command]:
 
 
 def split(line: str) -> Iterator[tuple[str, ...]]:
-    """The simple commands of a line, without assignments before them, comments, redirections and the brackets of what
-    may be left out; of `a|b` one command each."""
+    """The simple commands of a line, without assignments before them, comments, redirections and the brackets of
+    optional words; `a|b` gives two commands."""
     line = re.sub(r"\s\[([a-z][a-z ]*)\]", "", line).replace("$(", " ").replace("...", "")
     line = re.sub(r"(?<=\s)\[(--[^\]]*)\]", r"\1", line)
     try:
@@ -115,12 +115,12 @@ def _is_program(word: str) -> bool:
 
 
 def _joined(text: str) -> list[str]:
-    """Lines; one that ends in a backslash goes on, and so does one before an indented option."""
+    """The lines; a line that ends in a backslash continues, and so does a line before an indented option."""
     return re.sub(r"(\\\n\s*|\n\s+(?=\[?--))", " ", text).splitlines()
 
 
 def _simple_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Without the text of here-documents, the definitions of functions and the lines that call these."""
+    """The lines without here-documents, definitions of functions and calls of these functions."""
     end, functions = "", set[str]()
     for line in lines:
         if end:
@@ -154,7 +154,7 @@ def _without_redirections(words: Sequence[str]) -> Iterator[str]:
 @cache
 def _pipeline() -> click.Command:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # typer's own, of click
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Typer itself, about Click
         import typer
 
         from osworld_pipeline.cli import app
@@ -209,12 +209,12 @@ def _check_env_server(words: list[str]) -> None:
 
 
 def _check_help(main, below: list[str], words: list[str]) -> None:
-    """Of a program whose parser nobody can have: the options that its help names."""
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told), contextlib.suppress(SystemExit):
+    """Checks against the options that the program's help names, because its parser is not accessible."""
+    reported = io.StringIO()
+    with contextlib.redirect_stdout(reported), contextlib.redirect_stderr(reported), contextlib.suppress(SystemExit):
         main([*below, "--help"])
-    known = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", told.getvalue()))
-    if "usage:" not in told.getvalue() or (below and f" {below[0]} " not in told.getvalue()):
+    known = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", reported.getvalue()))
+    if "usage:" not in reported.getvalue() or (below and f" {below[0]} " not in reported.getvalue()):
         raise BadCommandError(f"there is no command {' '.join(below)}")
     unknown = [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
     if unknown:
@@ -222,14 +222,14 @@ def _check_help(main, below: list[str], words: list[str]) -> None:
 
 
 def _check_argparse(parser: argparse.ArgumentParser, words: list[str]) -> None:
-    told = io.StringIO()
+    reported = io.StringIO()
     numbers = [re.sub(r"^(N|NUMBER|PORT)$", "1", word) for word in words]
     try:
-        with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
+        with contextlib.redirect_stderr(reported), contextlib.redirect_stdout(reported):
             parser.parse_args(numbers)
     except SystemExit as ended:
         if ended.code:
-            raise BadCommandError(told.getvalue().strip().splitlines()[-1]) from ended
+            raise BadCommandError(reported.getvalue().strip().splitlines()[-1]) from ended
 
 
 def _check_make(words: list[str]) -> None:

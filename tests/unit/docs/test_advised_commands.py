@@ -1,5 +1,5 @@
-"""Every command that a message or a page of the product advises is one that can be pasted: it is made by
-`shown_commands`, its program takes it, and where that is cheap it is run."""
+"""Every command that a message or a page of the product advises can be pasted: it is made by `shown_commands`, its
+program accepts it, and it is run if that is cheap."""
 
 import ast
 import re
@@ -53,7 +53,7 @@ def sources() -> Iterator[tuple[str, ast.Module]]:
 
 
 def docstrings(tree: ast.Module) -> set[int]:
-    """Lines that belong to a text that stands alone, as docstrings do, or to the name of an argument parser."""
+    """Lines of a string that is a statement by itself, as docstrings are, or of the name of an argument parser."""
     found: set[int] = set()
     for node in ast.walk(tree):
         is_program = isinstance(node, ast.keyword) and node.arg == "prog"
@@ -77,7 +77,7 @@ def _words(node: ast.expr) -> list[str]:
 
 
 def advised() -> Iterator[Command]:
-    """As far as it can be read in the source: what is known later stands as STANDS_FOR."""
+    """Advised commands, as far as the source shows them: values known only later are STANDS_FOR."""
     for name, tree in sources():
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or name == SHOWN:
@@ -97,7 +97,7 @@ def advised() -> Iterator[Command]:
             yield Command(path.name, (PIPELINE, *words_of(tree.body.args), "--state", STANDS_FOR))
 
 
-def test_every_advised_command_is_one_that_its_program_takes() -> None:
+def test_every_advised_command_is_accepted_by_its_program() -> None:
     found = list(advised())
     assert len(found) > 40
     wrong = []
@@ -112,7 +112,7 @@ def test_every_advised_command_is_one_that_its_program_takes() -> None:
 
 
 def test_no_message_writes_a_command_by_hand() -> None:
-    """Its state, recipe and settings would be missing, and its words unquoted."""
+    """Such a command would lack its state, recipe and settings, and its words would be unquoted."""
     wrong = []
     for name, tree in sources():
         if name in PAGES or name == IN_SQL:
@@ -138,7 +138,7 @@ def test_no_message_names_what_a_wheel_does_not_have() -> None:
     assert wrong == []
 
 
-def test_every_part_that_a_message_sets_up_is_one_of_set_up() -> None:
+def test_every_part_that_a_message_advises_to_set_up_is_a_known_part() -> None:
     known = {*DEBIAN_PARTS, *ENVIRONMENTS, *IN_CHECKOUT, "project", "python", "uv"}
     named = [
         (name, node.lineno, word)
@@ -162,7 +162,7 @@ def test_in_a_checkout_packages_are_set_up_by_its_script_and_elsewhere_by_the_in
     assert "scripts" not in how_to_set_up("python")
 
 
-def test_a_word_with_signs_reaches_the_program_whole(tmp_path: Path) -> None:
+def test_a_word_with_special_characters_reaches_the_program_whole(tmp_path: Path) -> None:
     line = pipeline_line(StateDir(tmp_path / "my state"), "report", "--set", "evaluation.seeds=[0, 1]")
     program, *words = shlex.split(line)
     assert Path(program).name == PIPELINE

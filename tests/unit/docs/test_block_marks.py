@@ -21,7 +21,7 @@ def test_many_blocks_are_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("```\nhello\n```", "line 1: no command that is known"),
         ("<!-- not run -->\n```\nmake test\n```", "line 2: why is it not run"),
@@ -30,9 +30,9 @@ def test_many_blocks_are_run() -> None:
         ("<!-- with: ID -->\n```\nmake test\n```", "write `with: OLD => NEW`"),
     ],
 )
-def test_a_block_that_is_neither_is_refused(tmp_path: Path, text: str, told: str) -> None:
+def test_a_block_without_a_valid_mark_or_a_known_command_is_refused(tmp_path: Path, text: str, reported: str) -> None:
     (tmp_path / "page.md").write_text(text)
-    with pytest.raises(MarkError, match=told):
+    with pytest.raises(MarkError, match=reported):
         read_page(tmp_path / "page.md")
 
 
@@ -59,12 +59,12 @@ def test_marks_belong_to_the_block_after_them(tmp_path: Path) -> None:
         ("", "something\n", False),
     ],
 )
-def test_three_dots_stand_for_what_differs_from_run_to_run(shown: str, printed: str, is_same: bool) -> None:
+def test_three_dots_in_an_output_match_text_that_differs_between_runs(shown: str, printed: str, is_same: bool) -> None:
     assert matches(shown, printed) is is_same
 
 
-def test_the_documentation_begins_with_five_pages_that_end_in_a_result() -> None:
-    """Of at most two screens each, with the time that it took and where."""
+def test_the_documentation_starts_with_five_pages_that_end_in_a_result() -> None:
+    """Each page has at most two screens of text and says how long its steps took and on which machine."""
     links = [link.target for link in check_links.Page(ROOT / "docs/README.md").links][:5]
     assert links == [f"doors/{name}.md" for name in ("evaluate", "look", "train", "desktops", "operate")]
     for link in links:

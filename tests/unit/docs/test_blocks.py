@@ -1,4 +1,4 @@
-"""Every query, configuration and program of the documentation is one that works."""
+"""Every query, configuration and program in the documentation works."""
 
 import ast
 import importlib
@@ -42,7 +42,7 @@ def blocks(pages: dict[str, Page], *languages: str) -> Iterator[tuple[str, Block
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
-    """A little of everything."""
+    """A state folder with two episodes, two checkpoints and a catalog."""
     state = StateDir(tmp_path_factory.mktemp("store"))
     store = TrajectoryStore(state)
     store.write_episodes("e", [make_episode("e0", stage_key="eval-sft-000000000001-0123456789ab")])
@@ -64,7 +64,7 @@ def test_every_query_is_one_that_the_catalog_answers(pages: dict[str, Page], sta
         for command in commands_of(name, page):
             if command.program == "osworld-pipeline" and command.words[1:2] == ("query",) and len(command.words) > 2:
                 queries[f"{command.where} {len(queries)}"] = command.words[2]
-    # What comes from a file, or is left to the reader, is not there to be tried.
+    # Queries that come from a file, or are left to the reader, cannot be run here.
     real = {where: sql for where, sql in queries.items() if sql.strip() != "SELECT" and sql[0] != " "}
     assert len(real) > 25
     for where, sql in real.items():
@@ -91,7 +91,7 @@ def test_every_toml_block_is_part_of_a_recipe_or_of_settings_or_names_entry_poin
 
 
 def toml_blocks(pages: dict[str, Page]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Those that say so, and whatever stands apart and is nothing but TOML."""
+    """The blocks marked as TOML, and the unmarked blocks that are valid TOML."""
     for where, block in blocks(pages, "toml", ""):
         try:
             document = tomllib.loads(block.text)
@@ -111,7 +111,7 @@ def dotted(document: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def test_every_setting_of_a_recipe_that_the_text_names_exists(pages: dict[str, Page]) -> None:
-    """Of code that reads `section.key` with a section of a recipe, or `section.key=value`."""
+    """Checks inline code of the form `section.key` or `section.key=value`, with a section of a recipe."""
     known = dict(keys())
     tables = {key.rpartition(".")[0] for key in known} | set(known)
     sections = "|".join(name for name in Recipe.model_fields if name not in ("name", "sources"))
@@ -119,7 +119,7 @@ def test_every_setting_of_a_recipe_that_the_text_names_exists(pages: dict[str, P
     wrong = []
     for name, page in pages.items():
         if name.startswith("docs/decisions/"):
-            continue  # they also tell what was not chosen
+            continue  # they also describe what was not chosen
         for line, text in page.spans:
             key = text.partition("=")[0].strip()
             if named.fullmatch(key) and key not in tables and not is_other(key):
@@ -128,11 +128,11 @@ def test_every_setting_of_a_recipe_that_the_text_names_exists(pages: dict[str, P
 
 
 def is_other(key: str) -> bool:
-    """What looks alike: a file, a column, a program of `osworld_pipeline.runs`, a resource's key."""
+    """Names that only look alike: a file, a column, a program of `osworld_pipeline.runs`, a resource's key."""
     return key.endswith((".py", ".toml", ".md")) or key in {"desktops.urls", "replay.row_id"}
 
 
-def test_every_yaml_block_is_tried_where_run_configurations_are(pages: dict[str, Page]) -> None:
+def test_every_yaml_block_is_a_prometheus_or_a_run_configuration(pages: dict[str, Page]) -> None:
     for where, block in blocks(pages, "yaml"):
         document = yaml.safe_load(block.text)
         if "scrape_configs" in document:
@@ -142,7 +142,7 @@ def test_every_yaml_block_is_tried_where_run_configurations_are(pages: dict[str,
 
 
 def check_prometheus(document: dict[str, Any], where: str) -> None:
-    """Its files are those that programs write, if the state is /data/osworld."""
+    """The target files that it names are those that programs write if the state folder is /data/osworld."""
     folder = StateDir(Path("/data/osworld")).metrics_targets
     files = [one["files"] for job in document["scrape_configs"] for one in job.get("file_sd_configs", ())]
     assert files == [[f"{folder}/*.json"]], where
@@ -160,7 +160,7 @@ def test_every_json_block_is_json_and_a_task_in_it_can_be_run(pages: dict[str, P
     assert num_tasks >= 1
 
 
-def test_every_python_block_is_python_that_imports_what_is_there(pages: dict[str, Page]) -> None:
+def test_every_python_block_is_valid_python_and_imports_only_existing_names(pages: dict[str, Page]) -> None:
     for where, block in blocks(pages, "python"):
         for node in ast.walk(ast.parse(block.text, filename=where)):
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
@@ -177,7 +177,7 @@ def test_every_language_of_a_block_is_one_that_is_checked(pages: dict[str, Page]
 
 
 def test_every_file_of_the_project_that_the_text_names_exists(pages: dict[str, Page]) -> None:
-    """In code: a path that begins with one of our folders."""
+    """Checks inline code that is a path below one of our folders."""
     folders = "assets|benchmarks|deploy|docs|env_server|jobs|osworld_pipeline|resources|scripts|tests"
     named = re.compile(rf"(?:{folders})/[\w./-]+\.(?:py|md|toml|yaml|jinja|txt|png|sh)")
     wrong = [

@@ -1,4 +1,4 @@
-"""Every command line of the documentation is one that its program takes."""
+"""Every command line in the documentation is accepted by its program."""
 
 from collections import Counter
 
@@ -7,7 +7,7 @@ from check_links import Page
 from command_lines import OURS, BadCommandError, Command, check, commands_of, split
 
 
-def test_every_documented_command_line_is_taken(pages: dict[str, Page]) -> None:
+def test_every_documented_command_line_is_accepted(pages: dict[str, Page]) -> None:
     wrong = []
     for name, page in pages.items():
         for command in commands_of(name, page):
@@ -18,14 +18,14 @@ def test_every_documented_command_line_is_taken(pages: dict[str, Page]) -> None:
     assert wrong == []
 
 
-def test_there_are_many_of_every_program_of_ours(pages: dict[str, Page]) -> None:
+def test_the_documentation_has_several_command_lines_of_each_of_our_programs(pages: dict[str, Page]) -> None:
     found = Counter(command.program for name, page in pages.items() for command in commands_of(name, page))
     assert found["osworld-pipeline"] > 60
     assert all(found[program] > 1 for program in OURS), found
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "reported"),
     [
         ("osworld-pipeline evaluate --checkpiont x", "checkpiont"),
         ("osworld-pipeline evaluat", "there is no command evaluat"),
@@ -45,9 +45,9 @@ def test_there_are_many_of_every_program_of_ours(pages: dict[str, Page]) -> None
         ("osworld-pipline demo", "no program that this test knows"),
     ],
 )
-def test_a_wrong_command_line_is_refused(line: str, told: str) -> None:
+def test_a_wrong_command_line_is_refused(line: str, reported: str) -> None:
     (words,) = split(line)
-    with pytest.raises(BadCommandError, match=told):
+    with pytest.raises(BadCommandError, match=reported):
         check(Command("here", words))
 
 
@@ -59,7 +59,7 @@ def test_a_line_is_read_as_a_shell_reads_it() -> None:
     ]
 
 
-def test_alternatives_are_commands_of_their_own_and_brackets_may_be_left_out() -> None:
+def test_alternatives_become_separate_commands_and_brackets_are_optional() -> None:
     assert list(split("osworld-pipeline export a|b OUT [--state DIR] [filters]")) == [
         ("osworld-pipeline", "export", "a", "OUT", "--state", "DIR"),
         ("osworld-pipeline", "export", "b", "OUT", "--state", "DIR"),

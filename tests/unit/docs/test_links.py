@@ -14,12 +14,12 @@ def test_every_link_and_picture_leads_somewhere(pages: dict[str, Page]) -> None:
     assert broken_links(pages) == []
 
 
-def test_the_documentation_is_read_whole(pages: dict[str, Page]) -> None:
+def test_all_pages_of_the_documentation_are_read(pages: dict[str, Page]) -> None:
     assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "env_server/README.md", "docs/README.md"} <= set(pages)
     assert sum(1 for page in pages.values() for _ in page.links) > 80
 
 
-def test_make_check_runs_it() -> None:
+def test_make_check_runs_the_link_check() -> None:
     makefile = (ROOT / "Makefile").read_text()
     recipe = makefile.partition("\ncheck:")[2].partition("\n\n")[0]
     assert "docs/check_links.py" in recipe
@@ -33,7 +33,7 @@ def a_project(folder: Path, **texts: str) -> dict[str, Page]:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("[a](docs/gone.md)", "README.md:1: docs/gone.md does not exist"),
         ("# Top\n\n[a](#topp)", "README.md:3: #topp is not a heading of README.md"),
@@ -44,9 +44,9 @@ def a_project(folder: Path, **texts: str) -> dict[str, Page]:
         ("[a][b]\n\n[b]: docs/gone.md", "README.md:1: docs/gone.md does not exist"),
     ],
 )
-def test_a_broken_link_is_named_with_its_line(tmp_path: Path, text: str, told: str) -> None:
+def test_a_broken_link_is_named_with_its_line(tmp_path: Path, text: str, reported: str) -> None:
     pages = a_project(tmp_path, **{"README.md": f"{text}\n", "docs/page.md": "# One\n"})
-    assert told in broken_links(pages, tmp_path)
+    assert reported in broken_links(pages, tmp_path)
 
 
 def test_links_that_lead_somewhere_are_not_named(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_equal_headings_have_anchors_of_their_own(tmp_path: Path) -> None:
     assert broken_links(a_project(tmp_path, **{"README.md": text}), tmp_path) == []
 
 
-def test_a_page_that_no_other_leads_to_is_named(tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_reached_is_named(tmp_path: Path) -> None:
     pages = a_project(tmp_path, **{"docs/lost.md": "[home](../README.md)\n"})
     assert broken_links(pages, tmp_path) == ["docs/lost.md: it cannot be reached from README.md or docs/README.md"]
 
@@ -74,7 +74,7 @@ def test_a_link_to_a_folder_leads_to_the_pages_in_it(tmp_path: Path) -> None:
     assert broken_links(documentation(tmp_path), tmp_path) == []
 
 
-def test_the_command_says_what_is_broken_and_ends_with_1(tmp_path: Path) -> None:
+def test_the_command_names_the_broken_link_and_exits_with_status_1(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     program = tmp_path / "docs" / "check_links.py"
     program.write_text((ROOT / "docs/check_links.py").read_text())

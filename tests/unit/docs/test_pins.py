@@ -42,7 +42,7 @@ def test_every_pin_has_the_hashes_of_its_files(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", LISTS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_no_list_names_where_packages_come_from(path: Path) -> None:
+def test_no_list_of_pins_contains_a_url(path: Path) -> None:
     assert "://" not in path.read_text()
 
 
@@ -65,7 +65,7 @@ def test_doctor_reads_the_versions_of_the_hashed_list() -> None:
 
 
 def test_a_package_with_another_hash_is_not_installed(tmp_path: Path) -> None:
-    """Which uv could stop doing for a list of constraints, as scripts/setup uses one."""
+    """A later uv could stop checking the hashes of a list of constraints, which scripts/setup uses."""
     wheel = tmp_path / "small-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("small.py", "")

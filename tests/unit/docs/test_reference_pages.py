@@ -1,4 +1,4 @@
-"""Pages that tell what the code has: every check and message, every key, every endpoint of theirs that is ours too."""
+"""Reference pages match the code: every check, message and key, and every endpoint of others that is ours too."""
 
 import ast
 import re
@@ -34,7 +34,7 @@ BLANK = "…"
 
 
 def rows(page: Page, first_column: str) -> list[list[str]]:
-    """Of the tables whose first column has that name: their cells, in Markdown."""
+    """The cells, in Markdown, of the tables whose first column has that name."""
     text = page.path.read_text()
     found = []
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
@@ -52,7 +52,7 @@ def names(cell: str) -> list[str]:
     return re.findall(r"`([^`]*)`", cell)
 
 
-def test_the_configuration_page_is_what_the_resources_say() -> None:
+def test_the_configuration_page_is_the_description_generated_from_the_resources() -> None:
     page = ROOT / "docs/configuration.md"
     assert page.read_text() == describe(), "python -m resources.describe > docs/configuration.md"
 
@@ -74,7 +74,7 @@ def test_the_page_of_the_env_servers_api_has_the_body_of_every_request(pages: di
     )
 
 
-def test_every_key_of_a_resource_says_what_it_means() -> None:
+def test_every_key_of_a_resource_has_a_description() -> None:
     assert [name for name, field in keys() if not (field.description or "").strip()] == []
     assert len(list(keys())) > 20
 
@@ -85,18 +85,18 @@ def test_every_variable_that_is_listed_is_read_somewhere() -> None:
     assert [name for name, _, _ in OWN_VARIABLES if f'"{name}"' not in text and name not in read_elsewhere] == []
 
 
-def test_every_check_of_the_doctors_has_its_way_out(pages: dict[str, Page]) -> None:
-    told = [name for row in rows(pages["docs/troubleshooting.md"], "check") for name in names(row[0])]
+def test_the_troubleshooting_page_has_a_remedy_for_every_check_of_the_doctors(pages: dict[str, Page]) -> None:
+    reported = [name for row in rows(pages["docs/troubleshooting.md"], "check") for name in names(row[0])]
     checks = {name for role in ROLES.values() for name in role.checks} | set(DESKTOP_CHECKS) | {"packages-lora"}
-    assert sorted(told) == sorted(checks | {"gateway"})
+    assert sorted(reported) == sorted(checks | {"gateway"})
     assert all(row[2] for row in rows(pages["docs/troubleshooting.md"], "check"))
 
 
-def test_every_message_of_the_page_is_one_that_a_program_says(pages: dict[str, Page]) -> None:
-    told = [name for row in rows(pages["docs/troubleshooting.md"], "message") for name in names(row[0])]
-    assert len(told) > 20
+def test_every_message_of_the_troubleshooting_page_is_a_text_of_a_program(pages: dict[str, Page]) -> None:
+    reported = [name for row in rows(pages["docs/troubleshooting.md"], "message") for name in names(row[0])]
+    assert len(reported) > 20
     spoken = "\n".join(messages())
-    missing = [message for message in told if not all(part in spoken for part in pieces(message))]
+    missing = [message for message in reported if not all(part in spoken for part in pieces(message))]
     assert missing == []
 
 
@@ -124,7 +124,7 @@ def sources() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def endpoints() -> set[str]:
-    """METHOD path, of every surface of the env server."""
+    """Every endpoint of the env server's surfaces, as `METHOD path`."""
     table: Any = SimpleNamespace(pool=SimpleNamespace(retry_after_s=1.0), on_timing=None)
     main = FastAPI()
     main.include_router(slime.slime_router(table))
@@ -148,12 +148,12 @@ def test_every_endpoint_that_migration_names_is_served(pages: dict[str, Page], e
     assert named - endpoints == set()
 
 
-def test_every_variable_that_migration_names_fills_that_key(pages: dict[str, Page]) -> None:
-    told = {names(row[0])[0]: names(row[1]) for row in rows(pages["docs/migration.md"], "Slime-OSWorld")
+def test_every_variable_named_on_the_migration_page_fills_the_key_next_to_it(pages: dict[str, Page]) -> None:
+    reported = {names(row[0])[0]: names(row[1]) for row in rows(pages["docs/migration.md"], "Slime-OSWorld")
             if names(row[0])[:1] and names(row[0])[0].startswith("OSWORLD_")}  # fmt: skip
-    assert set(told) == {variable.name for variable in VARIABLES}
+    assert set(reported) == {variable.name for variable in VARIABLES}
     for variable in VARIABLES:
-        assert variable.key is None or told[variable.name] == [variable.key], variable.name
+        assert variable.key is None or reported[variable.name] == [variable.key], variable.name
 
 
 def test_every_recipe_checker_and_key_that_migration_names_exists(pages: dict[str, Page]) -> None:

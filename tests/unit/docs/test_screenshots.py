@@ -28,7 +28,7 @@ def test_every_picture_of_the_documentation_is_small() -> None:
     assert {path.name: path.stat().st_size for path in pictures if path.stat().st_size > 250_000} == {}
 
 
-def test_a_picture_keeps_its_size_and_becomes_small() -> None:
+def test_a_shrunk_picture_has_few_bytes_and_keeps_its_dimensions() -> None:
     rows = np.linspace(0, 255, 768, dtype=np.uint8)
     pixels = np.stack([np.repeat(rows[:, None], 1366, axis=1)] * 3, axis=2)
     small = make_screenshots.shrink(png(pixels))

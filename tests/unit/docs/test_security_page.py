@@ -13,7 +13,7 @@ ROWS = [
 ]
 
 
-def test_every_row_says_what_is_tried_what_stands_in_the_way_and_what_shows_it() -> None:
+def test_every_row_names_an_attack_its_protection_and_the_tests_that_show_it() -> None:
     assert len(ROWS) >= 18
     for row in ROWS:
         assert len(row) == 3, row

@@ -1,4 +1,4 @@
-"""Programs that a doctor asks are ended with all that they started, and never waited for."""
+"""Programs that the doctor runs are ended with all their child processes, and not waited for beyond their limit."""
 
 import os
 import sys
@@ -37,23 +37,23 @@ def test_a_program_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None
     assert not is_alive(child)
 
 
-def test_a_program_that_is_not_there_is_told_by_name() -> None:
+def test_a_missing_program_is_reported_by_name() -> None:
     with pytest.raises(DependencyError, match="there is no program no-such-program"):
         ask(["no-such-program"], limit_s=5.0)
 
 
-def test_lines_come_until_the_time_is_over() -> None:
+def test_lines_are_returned_until_the_time_limit() -> None:
     lines = ask_lines(["/bin/sh", "-c", "echo one; echo two; sleep 60"], limit_s=1.0)
     assert [next(lines), next(lines)] == ["one\n", "two\n"]
     with pytest.raises(DependencyError, match="did not exit within 1 s"):
         next(lines)
 
 
-def test_all_lines_of_a_program_that_ends_are_heard() -> None:
+def test_all_lines_of_a_program_that_ends_are_returned() -> None:
     assert list(ask_lines([sys.executable, "-c", "print('a\\nb')"], limit_s=20.0)) == ["a\n", "b\n"]
 
 
-def test_a_program_ends_with_the_doctor_that_was_killed(tmp_path: Path) -> None:
+def test_a_program_ends_when_its_doctor_is_killed(tmp_path: Path) -> None:
     code = (
         "from osworld_pipeline.doctor.programs import ask\n"
         f"ask(['/bin/sh', '-c', 'echo $$ > {tmp_path}/pid; exec sleep 60'], limit_s=60)"
@@ -71,14 +71,16 @@ def test_a_program_ends_with_the_doctor_that_was_killed(tmp_path: Path) -> None:
     assert not is_alive(asked)
 
 
-def test_an_nvidia_smi_that_hangs_is_told_within_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_nvidia_smi_that_hangs_is_reported_within_its_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_program(tmp_path, "nvidia-smi", "sleep 60")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(DependencyError, match=r"nvidia-smi did not respond within 0\.5 s"):
         check_gpu("gpu", limit_s=0.5)
 
 
-def test_a_driver_that_finds_no_gpu_and_one_that_finds_two_are_told(
+def test_a_driver_that_finds_no_gpu_and_one_that_finds_two_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

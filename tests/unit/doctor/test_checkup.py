@@ -1,4 +1,4 @@
-"""Checks run side by side, and whatever one does, every name comes back as a finding."""
+"""Checks run in parallel, and every name gets a finding even if a check hangs or crashes."""
 
 import time
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def refuse(name: str) -> Finding:
     raise DependencyError("nobody answers; start it")
 
 
-def test_a_check_that_hangs_is_a_finding_and_holds_nobody_up() -> None:
+def test_a_check_that_hangs_is_a_finding_and_does_not_delay_other_checks() -> None:
     began = time.monotonic()
     found = run_checks([one("slow", hang, limit_s=0.2), one("quick", fine)])
     assert time.monotonic() - began < 5.0
@@ -40,7 +40,7 @@ def test_a_check_that_crashes_is_a_finding_with_its_reason() -> None:
     assert refused.message == "nobody answers; start it"
 
 
-def test_what_was_found_before_the_end_of_the_time_is_kept() -> None:
+def test_findings_made_before_the_time_limit_are_kept() -> None:
     def look() -> Iterator[Finding]:
         yield fine("first")
         time.sleep(30)
@@ -50,7 +50,7 @@ def test_what_was_found_before_the_end_of_the_time_is_kept() -> None:
     assert (first.status, second.status) == (Status.OK, Status.BROKEN)
 
 
-def test_a_name_that_a_check_forgot_is_a_finding_too() -> None:
+def test_a_name_for_which_its_check_returns_no_result_is_a_finding_too() -> None:
     (found,) = run_checks([Check(names=("forgotten",), look=lambda: iter(()), limit_s=5.0)])
     assert (found.status, found.message) == (Status.BROKEN, "the check returned no result")
 
@@ -60,13 +60,13 @@ def test_only_checks_that_are_wanted_are_run() -> None:
     assert [finding.name for finding in found] == ["quick"]
 
 
-def test_a_warning_keeps_no_role_from_working() -> None:
+def test_a_warning_does_not_make_a_role_unready() -> None:
     statuses = {"a": Status.OK, "b": Status.WARN, "c": Status.MISSING, "d": Status.BROKEN}
     findings = {name: Finding(name=name, status=status, message="") for name, status in statuses.items()}
     assert lacking(("a", "b", "c", "d"), findings) == ["c", "d"]
 
 
-def test_a_finding_survives_its_json_and_an_error_is_split_into_what_and_how() -> None:
+def test_a_finding_round_trips_through_json_and_an_error_is_split_into_message_and_remedy() -> None:
     finding = Finding.of_error("x", DependencyError("a desktop lacks xvfb; run `scripts/setup debian`"))
     assert (finding.message, finding.remedy) == ("a desktop lacks xvfb", "run `scripts/setup debian`")
     assert Finding.from_json(finding.as_json()) == finding

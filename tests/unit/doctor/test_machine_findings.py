@@ -1,4 +1,4 @@
-"""What is said of memory, disk, ports and packages."""
+"""Findings about memory, disk, ports and packages."""
 
 import os
 import socket
@@ -30,7 +30,7 @@ def test_memory_is_judged_by_what_is_free(tmp_path: Path, free_gb: int, status: 
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_containers_memory_is_its_limit_without_what_is_cached_of_files(tmp_path: Path, version: int) -> None:
+def test_a_containers_memory_is_its_limit_and_cached_files_count_as_free(tmp_path: Path, version: int) -> None:
     put_memory(tmp_path / "proc", 64, 60)
     group = tmp_path if version == 2 else tmp_path / "memory"
     names = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
@@ -43,7 +43,7 @@ def test_a_containers_memory_is_its_limit_without_what_is_cached_of_files(tmp_pa
     assert found.status == Status.WARN
 
 
-def test_the_disk_that_a_demo_needs_is_the_disk_that_is_asked_for(tmp_path: Path) -> None:
+def test_the_required_disk_space_is_what_the_demo_needs(tmp_path: Path) -> None:
     assert machine.MIN_FREE_BYTES == MIN_FREE_BYTES
     assert "on the disk of" in check_disk("disk", StateDir(tmp_path / "not" / "yet")).message
     assert not (tmp_path / "not").exists()
@@ -53,7 +53,7 @@ def test_open_files_are_counted() -> None:
     assert "open files" in check_open_files("open-files").message
 
 
-def test_a_held_port_names_its_holder_and_a_free_one_is_free() -> None:
+def test_a_held_port_is_reported_with_its_process_and_a_free_port_as_free() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         held.listen()
@@ -67,7 +67,7 @@ def test_a_held_port_names_its_holder_and_a_free_one_is_free() -> None:
     assert check_port("port", port, "MLflow's UI", (), "take another", PROC).status == Status.OK
 
 
-def test_a_port_of_another_user_is_held_without_a_name(tmp_path: Path) -> None:
+def test_a_port_held_by_another_user_is_reported_without_a_process_name(tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     row = "0: 0100007F:0BB8 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 4711 1"
     (tmp_path / "net" / "tcp").write_text(f"header\n{row}\n")
@@ -105,5 +105,5 @@ def test_another_version_than_the_tested_one_is_a_warning(monkeypatch: pytest.Mo
     assert "tested: 0.0.1" in found.message
 
 
-def test_an_extra_that_the_installation_does_not_know_is_missing() -> None:
+def test_an_extra_that_the_installation_does_not_define_is_missing() -> None:
     assert check_extra("packages-x", "no-such-extra").status == Status.MISSING

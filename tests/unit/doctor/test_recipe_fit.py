@@ -1,4 +1,4 @@
-"""What a recipe takes is printed item by item, for the GPU that is named or that is here."""
+"""What a recipe needs is printed item by item, for the named GPU or for the GPU of this machine."""
 
 import json
 import subprocess
@@ -32,7 +32,9 @@ def test_the_table_has_a_row_for_each_item_and_ends_with_the_verdict_and_the_rem
     assert "→ trainer.num_processes=" in text
 
 
-def test_a_gpu_that_is_here_is_asked_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_memory_of_this_machine_is_read_from_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 81559\necho 24564\n")
     program.chmod(0o755)
@@ -41,7 +43,7 @@ def test_a_gpu_that_is_here_is_asked_of_nvidia_smi(tmp_path: Path, monkeypatch: 
     assert judge_recipe(load_recipe("qwen3vl_4b"), gpu_gb=None).gpu_bytes == 24_564 << 20
 
 
-def test_a_machine_without_a_gpu_refuses_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_a_gpu_in_this_machine_no_recipe_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert judge_recipe(load_recipe("areal_full"), gpu_gb=None).is_ok
 
@@ -70,7 +72,7 @@ def test_the_command_refuses_what_does_not_fit(tmp_path: Path) -> None:
     assert answer["fit"]["remedies"]
 
 
-def test_a_trainer_is_ready_for_a_recipe_that_the_first_line_names(tmp_path: Path) -> None:
+def test_the_first_line_names_the_recipe_for_which_the_trainer_is_judged(tmp_path: Path) -> None:
     first, *rest = doctor(tmp_path, "--role", "trainer").stdout.splitlines()
     assert first.startswith("readiness for the recipe demo, the default; --recipe selects another of areal_full, ")
     assert any("demo needs" in line for line in rest)
@@ -83,37 +85,39 @@ def test_a_machine_without_gpus_is_refused_by_name_for_a_recipe_that_needs_eight
     without_gpu.mkdir()
     monkeypatch.setenv("PATH", f"{without_gpu}:{Path(sys.executable).parent}")
     words = ["--recipe", "qwen3vl_4b", "--set", "trainer.num_processes=8"]
-    told = "qwen3vl_4b trains on 8 GPUs, and this machine has none"
+    reported = "qwen3vl_4b trains on 8 GPUs, and this machine has none"
     found = doctor(tmp_path, "--role", "trainer", *words)
     planned = pipeline(tmp_path, "train", "--dry-run", *words)
     for done in (found, planned):
-        assert (done.returncode, told in done.stdout) == (1, True), done.stdout + done.stderr
+        assert (done.returncode, reported in done.stdout) == (1, True), done.stdout + done.stderr
     answer = json.loads(doctor(tmp_path, "--role", "trainer", "--json", *words).stdout)
-    assert (answer["ok"], answer["recipe"], answer["lacks"].startswith(told)) == (False, "qwen3vl_4b", True)
+    assert (answer["ok"], answer["recipe"], answer["lacks"].startswith(reported)) == (False, "qwen3vl_4b", True)
 
 
-def test_launched_servers_take_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_launched_servers_need_gpus_in_addition_to_those_of_the_trainer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    told = lack_of_gpus(load_recipe("qwen3vl_4b_node"))
-    assert told.startswith("qwen3vl_4b_node trains on 4 GPUs and samples on 4 more, and this machine has none")
+    reported = lack_of_gpus(load_recipe("qwen3vl_4b_node"))
+    assert reported.startswith("qwen3vl_4b_node trains on 4 GPUs and samples on 4 more, and this machine has none")
 
 
-def test_the_plan_of_doctor_is_that_of_train(tmp_path: Path) -> None:
+def test_the_doctor_prints_the_same_plan_as_train(tmp_path: Path) -> None:
     words = ["--recipe", "smoke", "--dry-run"]
     planned = pipeline(tmp_path, "train", *words)
     found = doctor(tmp_path, "--role", "trainer", *words)
     assert planned.returncode == 0, planned.stderr
     assert planned.stdout.strip()
-    told, _, command = found.stdout.rpartition("next: ")
-    assert told.endswith(planned.stdout)
+    reported, _, command = found.stdout.rpartition("next: ")
+    assert reported.endswith(planned.stdout)
     assert "osworld-pipeline train --recipe smoke" in command
 
 
 @pytest.mark.parametrize("option", [("--gpu-memory", "80"), ("--dry-run",), ("--set", "sft.num_updates=1")])
-def test_what_is_of_a_recipe_goes_with_the_trainer_alone(tmp_path: Path, option: tuple[str, ...]) -> None:
+def test_options_of_a_recipe_are_refused_without_the_trainer_role(tmp_path: Path, option: tuple[str, ...]) -> None:
     done = doctor(tmp_path, *option)
     assert (done.returncode, option[0] in done.stderr) == (2, True)
 
 
-def test_a_recipe_is_judged_for_the_trainer_alone(tmp_path: Path) -> None:
+def test_a_recipe_is_accepted_only_for_the_trainer_role(tmp_path: Path) -> None:
     assert doctor(tmp_path, "--role", "mlflow", "--recipe", "demo").returncode == 2

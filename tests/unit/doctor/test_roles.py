@@ -1,4 +1,4 @@
-"""The roles rest on checks that exist; what neighbours tell is judged."""
+"""The roles depend on checks that exist; the reports of other programs are judged."""
 
 import argparse
 import shlex
@@ -62,7 +62,7 @@ def test_adapters_need_their_package_only_where_the_recipe_trains_them() -> None
     assert checks_of_recipe(load_recipe("smoke")) == ()
 
 
-def test_what_a_recipe_needs_can_prevent_the_role(tmp_path: Path) -> None:
+def test_a_missing_package_that_the_recipe_needs_makes_the_role_unready(tmp_path: Path) -> None:
     lacking = one("packages-lora", lambda name: Finding(name=name, status=Status.MISSING, message="no peft"))
     checks = [*(check for check in make_checks(place(tmp_path)) if "packages-lora" not in check.names), lacking]
     found = diagnose(checks, role="mlflow", is_only=True, more=["packages-lora"])
@@ -70,7 +70,7 @@ def test_what_a_recipe_needs_can_prevent_the_role(tmp_path: Path) -> None:
     assert diagnose(checks, role="mlflow", is_only=True).is_ok
 
 
-def test_what_the_env_server_checks_is_what_is_asked_of_it(tmp_path: Path) -> None:
+def test_the_doctor_requests_exactly_the_checks_that_the_env_server_has(tmp_path: Path) -> None:
     assert tuple(make_desktop_checks(tmp_path, tmp_path / "python")) == DESKTOP_CHECKS
 
 
@@ -81,7 +81,7 @@ def test_one_role_is_judged_by_its_own_checks_alone(tmp_path: Path) -> None:
     assert found.is_ok
 
 
-def test_a_sane_instance_tells_its_limits(tmp_path: Path) -> None:
+def test_a_valid_dagster_instance_is_reported_with_its_limits(tmp_path: Path) -> None:
     found = judge_instance("dagster-instance", SANE, tmp_path)
     assert found.status == Status.OK
     assert "2 runs unfinished, pools: desktops 4, all others 1" in found.message
@@ -98,7 +98,9 @@ def test_a_sane_instance_tells_its_limits(tmp_path: Path) -> None:
         ({"is_new": True}, Status.OK, "valid and empty"),
     ],
 )
-def test_an_instance_is_judged(tmp_path: Path, change: dict[str, Any], status: Status, words: str) -> None:
+def test_each_state_of_an_instance_has_its_status_and_message(
+    tmp_path: Path, change: dict[str, Any], status: Status, words: str
+) -> None:
     found = judge_instance("dagster-instance", {**SANE, **change}, tmp_path)
     assert found.status == status
     assert words in found.message
@@ -113,9 +115,9 @@ def test_an_instance_is_judged(tmp_path: Path, change: dict[str, Any], status: S
         ("the key is unknown", "init {folder} --overwrite"),
     ],
 )
-def test_what_an_instance_lacks_has_its_way_out(tmp_path: Path, error: str, remedy: str) -> None:
-    told = judge_instance("dagster-instance", {"error": error}, tmp_path).remedy
-    assert remedy.format(folder=tmp_path) in told
+def test_each_error_of_a_dagster_instance_has_its_remedy(tmp_path: Path, error: str, remedy: str) -> None:
+    reported = judge_instance("dagster-instance", {"error": error}, tmp_path).remedy
+    assert remedy.format(folder=tmp_path) in reported
 
 
 def test_a_daemon_is_judged_by_its_heartbeat() -> None:
@@ -161,14 +163,14 @@ def test_a_dagster_home_other_than_that_of_the_commands_is_named(tmp_path: Path)
     assert check_home("h", place(mine, mine), folder=mine).status == Status.OK
 
 
-def test_an_sglang_that_is_not_there_names_its_set_up(tmp_path: Path) -> None:
+def test_a_missing_sglang_is_reported_with_its_set_up_command(tmp_path: Path) -> None:
     found = check_sglang("sglang", tmp_path)
     assert found.status == Status.MISSING
     assert "setup sglang --folder" in found.remedy
 
 
 @pytest.mark.desktop
-def test_the_env_server_tells_what_it_finds_as_a_program(tmp_path: Path) -> None:
+def test_the_findings_of_the_env_server_come_from_running_its_program(tmp_path: Path) -> None:
     found = {finding.name: finding for finding in check_desktops(place(tmp_path))}
     assert set(found) == set(DESKTOP_CHECKS)
     assert found["local-desktop"].status == Status.OK, found["local-desktop"].message

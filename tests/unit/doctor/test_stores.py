@@ -47,7 +47,7 @@ def head() -> str:
     return revision
 
 
-def test_a_state_without_anything_is_fine_and_stays_so(state: StateDir) -> None:
+def test_a_missing_state_folder_is_ok_and_is_not_created(state: StateDir) -> None:
     for found in (
         check_catalog("c", state),
         check_mlflow_database("m", state),
@@ -58,7 +58,7 @@ def test_a_state_without_anything_is_fine_and_stays_so(state: StateDir) -> None:
     assert not state.root.exists()
 
 
-def test_a_catalog_is_asked_and_a_damaged_one_is_told_in_its_own_words(state: StateDir) -> None:
+def test_a_valid_catalog_is_opened_and_a_damaged_one_is_reported_with_its_own_error(state: StateDir) -> None:
     rebuild_catalog(state)
     assert check_catalog("catalog", state).message.endswith("opens and has 0 episodes")
     state.catalog.write_bytes(b"no database" * 1000)
@@ -71,7 +71,9 @@ def test_a_catalog_is_asked_and_a_damaged_one_is_told_in_its_own_words(state: St
 @pytest.mark.parametrize(
     ("note", "words"), [('{"format": 99, "needs": "9.1.0"}', "install version 9.1.0 or newer"), ("{", "remove it")]
 )
-def test_a_state_that_cannot_be_read_is_not_answered_with_a_new_catalog(state: StateDir, note: str, words: str) -> None:
+def test_a_new_catalog_is_not_the_remedy_for_a_state_that_cannot_be_read(
+    state: StateDir, note: str, words: str
+) -> None:
     rebuild_catalog(state)
     (state.trajectories / NOTE).write_text(note)
     found = check_catalog("catalog", state)
@@ -84,7 +86,7 @@ def test_mlflows_database_of_the_installed_schema_opens(state: StateDir) -> None
     assert check_mlflow_database("m", state).status == Status.OK
 
 
-def test_an_older_schema_names_the_upgrade_and_a_newer_one_the_mlflow_that_lacks(state: StateDir) -> None:
+def test_an_older_schema_has_the_upgrade_as_remedy_and_a_newer_one_is_reported_as_unsupported(state: StateDir) -> None:
     (older,) = mlflow_revisions()[head()]
     put_database(state, older)
     assert check_mlflow_database("m", state).remedy == f"mlflow db upgrade sqlite:///{state.mlflow_db}"
@@ -94,7 +96,7 @@ def test_an_older_schema_names_the_upgrade_and_a_newer_one_the_mlflow_that_lacks
     assert "does not support" in check_mlflow_database("m", state).message
 
 
-def test_a_file_that_is_no_database_is_told(state: StateDir) -> None:
+def test_a_file_that_is_not_a_database_is_reported(state: StateDir) -> None:
     state.mlflow_db.parent.mkdir(parents=True)
     state.mlflow_db.write_bytes(b"x" * 10_000)
     found = check_mlflow_database("m", state)
@@ -109,7 +111,7 @@ def test_a_lock_in_use_names_its_process(state: StateDir) -> None:
 
 
 def put_adapter(state: StateDir, *, base: str) -> None:
-    """As a stage saves one; its factors are named and not there."""
+    """Writes an adapter as a stage saves one; its factors are named in the header and their data is absent."""
     folder = state.checkpoints / "sft-1" / "adapter"
     folder.mkdir(parents=True)
     header = json.dumps({f"base_model.model.q_proj.lora_{one}.weight": {} for one in "AB"}).encode()
@@ -118,7 +120,7 @@ def put_adapter(state: StateDir, *, base: str) -> None:
     (folder / "base.json").write_text(json.dumps({"base_folder": f"../../{base}", "base_digest": "d"}))
 
 
-def test_an_adapter_whose_base_is_gone_is_told(state: StateDir) -> None:
+def test_an_adapter_whose_base_is_missing_is_reported(state: StateDir) -> None:
     put_adapter(state, base="base-1")
     found = check_adapters("adapters", state)
     assert found.status == Status.MISSING
@@ -129,7 +131,7 @@ def test_an_adapter_whose_base_is_gone_is_told(state: StateDir) -> None:
     assert (found.status, found.message.startswith("1 adapter checkpoints in ")) == (Status.OK, True)
 
 
-def test_looking_at_locks_takes_none(state: StateDir) -> None:
+def test_checking_locks_takes_no_lock(state: StateDir) -> None:
     state.root.mkdir()
     (state.root / "demo.lock").touch()
     check_locks("locks", state)
@@ -137,7 +139,7 @@ def test_looking_at_locks_takes_none(state: StateDir) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_lock_that_outlived_its_process_names_the_child_that_keeps_it(state: StateDir) -> None:
+def test_a_lock_kept_by_a_child_of_an_ended_process_is_reported_with_the_child(state: StateDir) -> None:
     state.root.mkdir()
     code = (
         "import fcntl, os, sys, time\n"

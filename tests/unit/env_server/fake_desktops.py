@@ -1,5 +1,5 @@
-"""A provider whose desktops live in memory and answer the guest protocol as a real guest does, over the real client:
-what the server's unit tests run on."""
+"""A provider whose desktops are in memory and answer the guest protocol as a real guest does, through the real client.
+The server's unit tests run on it."""
 
 import asyncio
 import json
@@ -45,7 +45,7 @@ class FakeDesktop:
         self.on_act: Callable[[FakeDesktop], None] = lambda desktop: None
         self.act_gate: asyncio.Event | None = None
         self.pictures: dict[str, bytes] = {}
-        """What /screenshot answers by format; without one it is no real picture, and PNG whatever was asked."""
+        """What /screenshot answers by format; for a format that is missing, bytes that are not a picture, as PNG."""
         self._guest = GuestClient(
             httpx.AsyncClient(base_url="http://guest", transport=httpx.MockTransport(self._answer)), name=replica_id
         )

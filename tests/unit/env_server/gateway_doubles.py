@@ -1,5 +1,5 @@
-"""A gateway's two ends without a network: hurried time, the reference gateway over desktops in memory, and a client
-that does what a test tells it."""
+"""Both ends of a gateway without a network: accelerated time, the reference gateway over desktops in memory, and a
+client that a test scripts."""
 
 import asyncio
 import io
@@ -41,7 +41,7 @@ def picture(size: tuple[int, int] = SCREEN) -> bytes:
 
 
 class Gateway:
-    """The reference gateway, and an HTTP client of it that knows the token."""
+    """The reference gateway, and an HTTP client of it that has the token."""
 
     def __init__(self, desktops: FakeProvider, table: SandboxTable, faults: Faults, transport: Any) -> None:
         self.desktops, self.table, self.faults, self.transport = desktops, table, faults, transport
@@ -95,7 +95,7 @@ async def gateway(
 
 
 class ScriptedClient:
-    """`errors` befall the next calls, one each; what is None goes well."""
+    """`errors` are raised by the next calls, one each; a call whose entry is None succeeds."""
 
     def __init__(self, *errors: Exception | None, keeps_answers: bool = False) -> None:
         self.errors = list(errors)

@@ -1,4 +1,4 @@
-"""The application over desktops in memory, as an HTTP client meets it."""
+"""The application over desktops in memory, called through an HTTP client."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

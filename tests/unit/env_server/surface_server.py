@@ -45,7 +45,7 @@ class Surfaces:
 
     @property
     def desktop(self) -> FakeDesktop:
-        """The latest one."""
+        """The latest desktop."""
         return self.provider.desktops[-1]
 
     async def client(self, app: ASGIApp | None = None, address: str = "127.0.0.1") -> httpx.AsyncClient:
@@ -73,7 +73,7 @@ class Surfaces:
 async def surfaces(
     num_replicas: int = 1, *, has_main_port: bool = False, environment: dict[str, str] | None = None, **options: Any
 ) -> AsyncIterator[Surfaces]:
-    """Making the main port's application takes a tenth of a second, and many tests do without."""
+    """The main port's application is optional: creating it takes a tenth of a second, and many tests do not need it."""
     provider = FakeProvider()
     pool = fake_pool(provider, num_replicas, queue_timeout_s=0.3)
     settings = ServerSettings.from_environment(environment or {}, **options)

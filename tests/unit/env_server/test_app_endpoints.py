@@ -16,7 +16,7 @@ from osworld_pipeline.wire import ResetAnswer, StepAnswer
 from osworld_pipeline.wire.run_tokens import ENDED, make_run_token
 
 
-async def test_episode_as_slimes_client_calls_it() -> None:
+async def test_episode_runs_with_the_calls_of_slimes_client() -> None:
     """The bodies are word for word what its client sends: unknown fields included."""
     async with serving() as server:
         answer = await server.post(
@@ -47,7 +47,7 @@ async def test_episode_as_slimes_client_calls_it() -> None:
         assert (await server.http.get("/health")).json()["episodes"] == 0
 
 
-async def test_client_that_knows_of_no_settling_gets_the_fixed_pause() -> None:
+async def test_client_that_does_not_send_settle_gets_the_fixed_pause() -> None:
     async with serving() as server:
         episode_id = await server.reset()
         body = {"episode_id": episode_id, "action": "pyautogui.press('a')", "pause": 0.01}
@@ -120,28 +120,28 @@ async def test_desktop_ended_from_inside_is_tampering_only_after_the_first_actio
             if has_acted:
                 assert (await server.post("/step", episode_id=episode_id, action="WAIT", pause=0)).status_code == 200
             desktop.alive, desktop.cause = False, "a program ended it"
-            told = (500, "tampering" if has_acted else "env_fault")
-            assert fault(await server.post("/evaluate", episode_id=episode_id)) == told
+            reported = (500, "tampering" if has_acted else "env_fault")
+            assert fault(await server.post("/evaluate", episode_id=episode_id)) == reported
             assert fault(await server.post("/step", episode_id=episode_id, action="WAIT", pause=0))[0] == 500
             await server.post("/close", episode_id=episode_id)
         metrics = (await server.http.get("/metrics")).text
         assert 'env_server_episodes_ended_total{outcome="tampering"} 1.0' in metrics
 
 
-@pytest.mark.parametrize(("lacked", "told"), [(False, "tampering"), (True, "env_fault")])
-async def test_what_a_guest_tells_of_its_programs_is_tampering_unless_its_host_lacked_memory(
-    lacked: bool, told: str
+@pytest.mark.parametrize(("lacked", "reported"), [(False, "tampering"), (True, "env_fault")])
+async def test_services_that_a_guest_reports_as_disabled_are_tampering_unless_its_host_lacked_memory(
+    lacked: bool, reported: str
 ) -> None:
     async with serving() as server:
         episode_id = await server.reset(env_config={"require_a11y_tree": True})
         desktop = server.provider.desktops[0]
         desktop.disabled, desktop.host_lacked_memory = "the message bus was ended", lacked
         answer = await server.post("/step", episode_id=episode_id, action="WAIT", pause=0)
-        assert fault(answer) == (500, told)
+        assert fault(answer) == (500, reported)
         assert "have disabled the services behind /accessibility: the message bus was ended" in answer.json()["error"]
 
 
-async def test_evaluator_that_crashes_is_a_grader_fault_and_no_zero() -> None:
+async def test_evaluator_that_crashes_is_a_grader_fault_and_not_a_zero() -> None:
     task = {**TASK, "evaluator": {"func": "check_text_enlarged", "result": TASK["evaluator"]["result"]}}
     async with serving() as server:
         episode_id = await server.reset(task)
@@ -204,14 +204,14 @@ async def test_other_screen_size_is_409() -> None:
         assert "--screen-size 800x600" in answer.json()["error"]
 
 
-async def test_request_that_is_no_message_is_422_with_a_sentence() -> None:
+async def test_request_that_is_not_a_message_is_422_with_one_clear_error() -> None:
     async with serving() as server:
         answer = await server.post("/step", action="WAIT")
         assert fault(answer) == (422, "client_error")
         assert "episode_id" in answer.json()["error"]
 
 
-async def test_abandoned_episode_is_reaped_by_idle_time_and_tells_why() -> None:
+async def test_abandoned_episode_is_reaped_by_idle_time_and_later_calls_get_the_reason() -> None:
     async with serving(idle_ttl_s=0.2) as server:
         episode_id = await server.reset()
         for _ in range(6):
@@ -258,7 +258,7 @@ async def test_answer_has_its_keys_in_the_order_of_the_message_and_nothing_else(
         assert step.content == StepAnswer.model_validate_json(step.content).model_dump_json().encode()
 
 
-async def test_step_sent_twice_under_its_number_happens_once_and_is_answered_the_same() -> None:
+async def test_step_sent_twice_with_its_number_is_executed_once_and_gets_the_same_answer() -> None:
     async with serving() as server:
         body = {"episode_id": await server.reset(), "action": "pyautogui.press('a')", "pause": 0, "step": 1}
         first, second = await asyncio.gather(server.post("/step", **body), server.post("/step", **body))
@@ -277,14 +277,14 @@ async def test_body_that_any_web_page_could_send_is_refused() -> None:
         assert server.pool.num_free == 1
 
 
-async def test_malformed_json_is_a_422_with_a_sentence() -> None:
+async def test_malformed_json_is_422_with_one_clear_error() -> None:
     async with serving() as server:
         for body in (b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"episode_id": 1}', b"[" * 100_000):
             answer = await server.http.post("/step", content=body, headers={"content-type": "application/json"})
             assert fault(answer) == (422, "client_error"), body[:20]
 
 
-async def test_length_that_is_no_number_or_too_large_is_413_and_ends_the_connection() -> None:
+async def test_length_that_is_not_a_number_or_too_large_is_413_and_ends_the_connection() -> None:
     async with serving() as server:
         for length in ("-1", "abc", "1e3", "9" * 30, str(100 * 1024 * 1024)):
             headers = {"content-type": "application/json", "content-length": length}
@@ -300,7 +300,7 @@ async def test_strange_token_is_refused_like_any_wrong_one() -> None:
             assert fault(answer) == (401, "client_error"), token[:20]
 
 
-async def test_the_token_of_a_run_opens_its_episodes_until_it_ends_but_not_what_is_for_people() -> None:
+async def test_the_token_of_a_run_opens_its_episodes_until_it_expires_but_no_endpoint_for_people() -> None:
     def header(run_token: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {run_token}"}
 

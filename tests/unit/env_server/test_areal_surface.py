@@ -50,7 +50,7 @@ def failure(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, answer.json()["fault"]
 
 
-async def test_episode_as_areals_client_calls_it() -> None:
+async def test_episode_runs_with_the_calls_of_areals_client() -> None:
     async with surfaces(has_main_port=True) as served:
         session = await session_of(served, require_a11y_tree=True)
         obs = await session.reset()
@@ -58,21 +58,21 @@ async def test_episode_as_areals_client_calls_it() -> None:
         assert base64.b64decode(obs["screenshot_b64"]).startswith(PNG)
         assert (obs["accessibility_tree"], obs["instruction"]) == ("<desktop-frame/>", "Write yes.")
         served.desktop.on_act = write_yes
-        told = (await session.step("import pyautogui\nimport time\npyautogui.write('yes')\ntime.sleep(0)")).json()
-        assert set(told) == {"obs", "reward", "done", "info"}
-        assert (told["reward"], told["done"], told["info"]) == (0.0, False, {})
-        told = (await session.step("DONE")).json()
-        assert (told["done"], told["info"]) == (True, {"done": True})
+        reported = (await session.step("import pyautogui\nimport time\npyautogui.write('yes')\ntime.sleep(0)")).json()
+        assert set(reported) == {"obs", "reward", "done", "info"}
+        assert (reported["reward"], reported["done"], reported["info"]) == (0.0, False, {})
+        reported = (await session.step("DONE")).json()
+        assert (reported["done"], reported["info"]) == (True, {"done": True})
         assert (await session.post("evaluate")).json() == {"reward": 1.0}
         assert (await session.post("close")).json() == {"ok": True}
 
 
-async def test_health_has_what_its_server_counts() -> None:
+async def test_health_has_the_counts_of_areals_server() -> None:
     async with surfaces(3, has_main_port=True) as served:
         session = await session_of(served)
         await session.reset()
-        told = (await session.http.get("/health")).json()
-        assert (told["status"], told["active_sessions"], told["max_envs"]) == ("ok", 1, 3)
+        reported = (await session.http.get("/health")).json()
+        assert (reported["status"], reported["active_sessions"], reported["max_envs"]) == ("ok", 1, 3)
 
 
 # What AReaL's own server gets wrong
@@ -105,7 +105,7 @@ async def test_second_reset_gives_the_first_desktop_back() -> None:
         assert (await session.step("WAIT", step=1)).status_code == 200, "a new episode, whose first step this is"
 
 
-async def test_session_that_nobody_uses_is_forgotten_but_not_while_it_has_a_desktop() -> None:
+async def test_unused_session_is_removed_but_not_while_it_has_a_desktop() -> None:
     async with surfaces(idle_ttl_s=0.05, has_main_port=True) as served:
         unused, used = await session_of(served), await session_of(served)
         await used.reset()
@@ -141,7 +141,7 @@ async def test_lost_desktop_is_a_fault_and_never_a_reward() -> None:
         assert await session.reset()
 
 
-async def test_screenshot_that_is_no_image_is_a_fault_and_not_empty() -> None:
+async def test_screenshot_that_is_not_an_image_is_a_fault_and_not_an_empty_screenshot() -> None:
     async with surfaces(has_main_port=True) as served:
         session = await session_of(served)
         await session.reset()
@@ -154,7 +154,7 @@ async def test_screenshot_that_is_no_image_is_a_fault_and_not_empty() -> None:
         assert failure(await session.step("WAIT")) == (500, "env_fault")
 
 
-async def test_grader_that_crashes_is_a_fault_and_no_zero() -> None:
+async def test_grader_that_crashes_is_a_fault_and_not_a_zero() -> None:
     async with surfaces(has_main_port=True) as served:
         session = await session_of(served)
         await session.reset(CRASHING)
@@ -227,7 +227,7 @@ async def test_set_up_command_runs_to_its_end_and_an_unknown_verb_is_refused() -
         assert failure(answer) == (422, "client_error")
 
 
-async def test_token_is_asked_for_where_there_is_one() -> None:
+async def test_token_is_required_if_the_server_has_one() -> None:
     async with surfaces(environment={"ENV_SERVER_TOKEN": "secret"}, has_main_port=True) as served:
         http = await served.client()
         assert (await http.post("/envs", json=CREATE)).status_code == 401

@@ -17,7 +17,7 @@ from osworld_pipeline.task_schema.context import CommandResult
 
 
 class Chromium(ThreadingHTTPServer):
-    """Tabs in order of their use, the last first; a new one has no address at first, as in a real one."""
+    """Lists its tabs by last use, the latest first; a new tab has no address at first, as in a real browser."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -65,7 +65,7 @@ def chromium() -> Iterator[Chromium]:
 
 
 class Guest:
-    """Runs what it is given on this machine, told of another port and less patience."""
+    """Runs the given commands on this machine, with other ports and a shorter time limit."""
 
     def __init__(self, *ports: int, output: str | None = None) -> None:
         self.ports, self.output = ports, output
@@ -94,7 +94,7 @@ async def test_opened_tabs_replace_the_one_the_browser_started_with(chromium: Ch
     assert urls(await browser.list_tabs(guest_of(chromium))) == wanted[::-1]
 
 
-async def test_no_addresses_open_nothing_and_ask_nobody(chromium: Chromium) -> None:
+async def test_an_empty_list_of_addresses_opens_nothing_and_calls_no_browser(chromium: Chromium) -> None:
     assert await browser.open_tabs(guest_of(), []) == []
     assert chromium.num_opened == 1
 
@@ -113,7 +113,7 @@ async def test_a_desktop_without_a_browser_is_a_set_up_error_that_names_the_port
         await browser.open_tabs(guest_of(chromium), ["https://example.org"])
 
 
-async def test_nonsense_for_a_list_of_tabs_is_a_replica_error(chromium: Chromium) -> None:
+async def test_an_invalid_list_of_tabs_is_a_replica_error(chromium: Chromium) -> None:
     with pytest.raises(ReplicaError, match="an invalid list of tabs"):
         await browser.list_tabs(guest_of(chromium, output="nonsense"))
 
@@ -129,5 +129,5 @@ async def test_nonsense_for_a_list_of_tabs_is_a_replica_error(chromium: Chromium
         ("http://example.org", "https://example.org", False),
     ],
 )
-def test_addresses_are_compared_as_a_person_would(first: str, second: str, same: bool) -> None:
+def test_two_forms_of_one_address_are_equal_and_other_addresses_are_not(first: str, second: str, same: bool) -> None:
     assert browser.same_address(first, second) is same

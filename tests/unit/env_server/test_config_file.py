@@ -1,4 +1,4 @@
-"""The configuration file, and the command line over it."""
+"""The configuration file, and the command line that overrides it."""
 
 import argparse
 import re
@@ -54,7 +54,7 @@ def test_example_is_the_generated_one_and_every_setting_has_a_meaning() -> None:
         assert unexplained <= set() if name else set(TABLES), name
 
 
-def test_examples_behind_a_hash_are_valid(tmp_path: Path) -> None:
+def test_commented_out_examples_are_valid(tmp_path: Path) -> None:
     shown = re.sub(r"(?m)^# (?=[a-z_]+ = )", "", EXAMPLE.read_text())
     got = settings("--config", written(tmp_path, shown))
     assert (got.of(QemuSettings).memory_mb, got.of(GatewaySettings).url) == (1024, "https://sandboxes.example.org")
@@ -80,7 +80,7 @@ def test_every_option_sets_its_field(name: str) -> None:
             assert getattr(getattr(made, name) if name else made, key) != field.default, flag
 
 
-def test_command_line_goes_before_the_file_key_by_key(tmp_path: Path) -> None:
+def test_command_line_overrides_the_file_key_by_key(tmp_path: Path) -> None:
     file = written(tmp_path, 'num_replicas = 3\nport = 9000\n[qemu]\naccelerator = "tcg"\nmemory_mb = 512\n')
     got = settings("--config", file, "--port", "0", "--accelerator", "kvm", "--screen-size", "640x480")
     assert (got.num_replicas, got.port, got.screen) == (3, 0, (640, 480))
@@ -108,13 +108,13 @@ def test_download_hosts_of_the_command_line_are_added_to_the_others(tmp_path: Pa
         ("port = ", "is not valid TOML"),
     ],
 )
-def test_wrong_file_is_refused_by_the_key_that_is_wrong(tmp_path: Path, text: str, sentence: str) -> None:
+def test_wrong_file_is_refused_with_the_name_of_the_wrong_key(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence) as caught:
         settings("--config", written(tmp_path, text))
     assert "secret" not in str(caught.value)
 
 
-def test_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"cannot read the configuration .*check --config"):
         settings("--config", str(tmp_path / "none.toml"))
 

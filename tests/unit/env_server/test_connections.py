@@ -1,5 +1,5 @@
-"""Real connections to a real server: clients that dawdle, flood or come in crowds are shown out, and nobody else
-notices."""
+"""Real connections to a real server: clients that are slow, send too much or come in crowds are disconnected, and
+other clients are not affected."""
 
 import asyncio
 import time
@@ -22,14 +22,14 @@ async def port(tmp_path: Path) -> AsyncIterator[int]:
         yield server.port
 
 
-async def test_client_that_says_nothing_is_shown_out(port: int) -> None:
+async def test_client_that_sends_nothing_is_disconnected(port: int) -> None:
     start = time.monotonic()
     answer = await answer_to(port)
     assert (answer.status, answer.json()["fault"]) == (408, "client_error")
     assert SLOW_S <= time.monotonic() - start < SLOW_S + 1
 
 
-async def test_head_that_drips_in_does_not_prolong_its_time(port: int) -> None:
+async def test_head_that_arrives_slowly_does_not_extend_its_time_limit(port: int) -> None:
     start = time.monotonic()
     answer = await answer_to(port, b"GET /healthz HTTP/1.1\r\n", *[b"X-A: b\r\n"] * 100, every_s=0.05)
     assert answer.status == 408
@@ -74,7 +74,7 @@ async def test_body_of_a_hundred_megabytes_is_413_at_once(port: int, size: int) 
 async def test_chunks_without_end_are_413(tmp_path: Path) -> None:
     head = b"POST /reset HTTP/1.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
-    # Patient: sixteen megabytes take a busy machine longer than a slow client has.
+    # A longer limit: sixteen megabytes can take a busy machine longer than the usual limit of a slow client.
     async with listening(tmp_path, slow_client_s=20.0, max_connections=20) as server:
         answer = await answer_to(server.port, head, *[chunk] * 20, limit_s=15.0)
     assert answer.status == 413
@@ -89,13 +89,13 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-async def test_garbage_is_400_and_the_server_lives(port: int, garbage: bytes) -> None:
+async def test_garbage_is_400_and_the_server_continues(port: int, garbage: bytes) -> None:
     assert (await answer_to(port, garbage)).status == 400
     async with httpx.AsyncClient() as http:
         assert (await http.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200
 
 
-async def test_one_connection_too_many_is_503_and_room_is_made_by_those_who_dawdle(port: int) -> None:
+async def test_one_connection_too_many_is_503_until_slow_connections_time_out(port: int) -> None:
     crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
     answer = await answer_to(port)
     assert (answer.status, answer.json()["fault"]) == (503, "no_capacity")
@@ -106,7 +106,7 @@ async def test_one_connection_too_many_is_503_and_room_is_made_by_those_who_dawd
         writer.close()
 
 
-async def test_call_that_takes_longer_than_a_slow_client_may_is_not_cut_off(port: int) -> None:
+async def test_call_that_takes_longer_than_the_limit_of_a_slow_client_is_not_cut_off(port: int) -> None:
     slow = {**TASK, "config": [{"type": "sleep", "parameters": {"seconds": 2 * SLOW_S}}]}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
         assert (await http.post("/reset", json={"task_config": slow})).status_code == 200

@@ -21,7 +21,7 @@ GREEDY, QUIET, OTHER = map(FakeGroup, ("greedy", "quiet", "other"))
 
 
 class Clock:
-    """Judges groups that use the same each second."""
+    """Judges groups that each use a constant amount of CPU time per second."""
 
     def __init__(self, cpus: dict[FakeGroup, float]) -> None:
         self.shares, self.cpus, self.now = CpuShares[FakeGroup](num_cpus=2), cpus, 1000.0
@@ -47,14 +47,16 @@ class Clock:
     ],
     ids=["of three", "of two", "of idle ones", "not four times", "below the floor", "alone"],
 )
-def test_more_than_four_times_the_median_of_its_neighbours_is_weighed_down(
+def test_a_desktop_above_four_times_the_median_of_its_neighbours_gets_a_small_weight(
     cpus: dict[FakeGroup, float], is_small: bool
 ) -> None:
     assert Clock(cpus).pass_s(2.0) == ({"greedy": SMALL_WEIGHT} if is_small else {})
 
 
 @pytest.mark.parametrize(("cpus", "is_small"), [(0.3, True), (0.12, False)], ids=["over", "under"])
-def test_among_many_the_floor_is_two_equal_parts_of_the_processors(cpus: float, is_small: bool) -> None:
+def test_among_many_desktops_the_threshold_is_at_least_two_equal_parts_of_the_processors(
+    cpus: float, is_small: bool
+) -> None:
     crowd = {FakeGroup(f"quiet {number}"): 0.01 for number in range(31)}
     assert Clock({GREEDY: cpus} | crowd).pass_s(2.0) == ({"greedy": SMALL_WEIGHT} if is_small else {})
 
@@ -71,7 +73,7 @@ def test_a_small_weight_ends_and_lasts_longer_each_time_it_repeats() -> None:
     assert lasted == [min(LONGEST_S, FIRST_S * 2**number) for number in range(8)]
 
 
-def test_one_that_stops_gets_its_weight_back() -> None:
+def test_a_desktop_that_stops_using_cpu_time_gets_its_weight_back() -> None:
     clock = Clock({GREEDY: 2.0, QUIET: 0.1})
     assert clock.pass_s(1.0) == {"greedy": SMALL_WEIGHT}
     clock.cpus[GREEDY] = 0.0
@@ -79,7 +81,7 @@ def test_one_that_stops_gets_its_weight_back() -> None:
     assert clock.pass_s(1.0) == {"greedy": 1.0}
 
 
-def test_a_desktop_that_has_just_started_is_not_judged_by_what_its_start_took() -> None:
+def test_a_desktop_that_has_just_started_is_not_judged_by_the_cpu_time_of_its_start() -> None:
     clock = Clock({QUIET: 0.1, OTHER: 0.1})
     clock.used_s[GREEDY] = 50.0
     clock.cpus[GREEDY] = 0.1

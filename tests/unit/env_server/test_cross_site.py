@@ -23,7 +23,7 @@ PATHS = ("/", "/health", "/v1/episodes", "/metrics", "/osgym/reset", "/reset")
         {"Host": "localhost", "Origin": "null"},
     ],
 )
-async def test_what_another_site_asks_is_refused_wherever_it_asks(headers: dict[str, str]) -> None:
+async def test_requests_of_another_site_are_refused_on_every_path(headers: dict[str, str]) -> None:
     async with serving() as server:
         for path in PATHS:
             for method in ("GET", "POST", "OPTIONS"):
@@ -50,7 +50,7 @@ async def test_programs_of_this_machine_and_the_servers_own_page_are_answered(he
         assert (await server.http.get("/health", headers=headers)).status_code == 200
 
 
-async def test_with_a_token_any_name_will_do_and_the_token_decides() -> None:
+async def test_with_a_token_any_host_name_is_accepted_and_the_token_decides() -> None:
     async with serving(environment=TOKEN) as server:
         headers = {"Host": "desktops.example", "Sec-Fetch-Site": "cross-site"}
         assert (await server.http.get("/health", headers=headers)).status_code == 200

@@ -7,7 +7,7 @@ from surface_server import CRASHING
 NAME = "env-servers.json"
 
 
-async def test_every_question_names_a_metric_and_labels_that_a_server_exports() -> None:
+async def test_every_query_names_a_metric_and_labels_that_a_server_exports() -> None:
     async with serving() as server:
         episode_id = await server.reset(CRASHING)
         await server.post("/step", episode_id=episode_id, action="WAIT", pause=0)
@@ -21,5 +21,5 @@ async def test_every_metric_of_a_server_is_shown() -> None:
         check_every_metric_is_shown(NAME, (await server.http.get("/metrics")).text, prefix="env_server_")
 
 
-def test_panels_lie_side_by_side_and_have_numbers_and_titles_of_their_own() -> None:
+def test_panels_do_not_overlap_and_have_unique_numbers_and_titles() -> None:
     check_panels(NAME)

@@ -29,7 +29,7 @@ def machine(tmp_path: Path, *, cgroup: str, mounts: list[tuple[str, str, Path, s
 
 
 def empty_groups(top: Path) -> None:
-    """A real group's files vanish with it; these do not."""
+    """Removes the files in the groups; a real group's files vanish with it."""
     for path in [path for path in top.rglob("osworld-desktop-*/*") if path.is_file()]:
         path.unlink()
 
@@ -38,7 +38,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
 
 
-def test_version_two_takes_the_own_group_where_it_hands_its_controllers_down(tmp_path: Path) -> None:
+def test_version_two_uses_the_servers_own_group_if_it_delegates_its_controllers(tmp_path: Path) -> None:
     own = tmp_path / "fs/user.slice/app"
     proc = machine(tmp_path, cgroup="0::/user.slice/app\n", mounts=[("cgroup2", "/", tmp_path / "fs", "nsdelegate")])
     own.mkdir(parents=True)
@@ -83,7 +83,7 @@ def test_version_one_takes_a_folder_in_both_hierarchies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_one_folder", [True, False])
-def test_version_one_shares_cpu_time_where_its_hierarchies_are(tmp_path: Path, is_one_folder: bool) -> None:
+def test_version_one_shares_cpu_time_if_the_cpu_hierarchies_are_mounted(tmp_path: Path, is_one_folder: bool) -> None:
     fs = tmp_path / "fs"
     names = ["cpu,cpuacct"] if is_one_folder else ["cpu", "cpuacct"]
     proc = machine(
@@ -145,7 +145,7 @@ def usage(most_mb: int, limit_mb: int) -> dict[str, str]:
         ({}, None),
     ],
 )
-def test_whose_memory_ran_out_is_told_by_the_groups_own_limit(
+def test_the_groups_own_limit_shows_whose_memory_ran_out(
     tmp_path: Path, files: dict[str, str], whose: str | None
 ) -> None:
     for name, text in files.items():
@@ -153,7 +153,7 @@ def test_whose_memory_ran_out_is_told_by_the_groups_own_limit(
     assert Group((tmp_path,)).out_of_memory() == whose
 
 
-def test_a_group_that_cannot_be_made_later_is_an_error_and_no_desktop_without_bounds(tmp_path: Path) -> None:
+def test_a_group_that_cannot_be_made_later_is_an_error_and_not_a_desktop_without_bounds(tmp_path: Path) -> None:
     bounds = Bounds(LIMITS, version=2, bases=(tmp_path / "gone",))
     with pytest.raises(ReplicaError, match="no control group can be made for a desktop"):
         bounds.make_group()
@@ -167,7 +167,7 @@ def test_a_machine_without_control_groups_says_why_single_processes_are_bounded(
     bounds.close()
 
 
-def test_a_group_that_may_not_be_made_is_told_with_its_path(tmp_path: Path) -> None:
+def test_a_group_that_cannot_be_made_is_reported_with_its_path(tmp_path: Path) -> None:
     fs = tmp_path / "fs"
     proc = machine(
         tmp_path,

@@ -1,4 +1,4 @@
-"""A guest on a nameless Unix socket, lent to programs that speak TCP: whole, for a while, and not to everybody."""
+"""A guest on an unnamed Unix socket, lent to TCP programs: all bytes, for a limited time, and not to other users."""
 
 import asyncio
 import os
@@ -80,7 +80,7 @@ async def test_other_users_of_this_machine_get_nothing(guest: GuestClient) -> No
     assert done.stdout == b"0\n" or b"ConnectionResetError" in done.stderr
 
 
-async def test_guest_on_tcp_is_lent_as_it_is() -> None:
+async def test_guest_on_tcp_is_lent_at_its_own_address() -> None:
     async with (
         GuestClient.over_tcp("http://10.0.0.7:5000", name="g") as guest,
         tcp_forward(guest) as address,
@@ -88,7 +88,7 @@ async def test_guest_on_tcp_is_lent_as_it_is() -> None:
         assert address == ("10.0.0.7", 5000)
 
 
-async def test_guest_that_others_cannot_find_is_not_lent() -> None:
+async def test_guest_without_an_address_for_other_programs_is_not_lent() -> None:
     async with GuestClient(httpx.AsyncClient(), name="g") as guest:
         with pytest.raises(ReplicaError, match="cannot be forwarded"):
             async with tcp_forward(guest):

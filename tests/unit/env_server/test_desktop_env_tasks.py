@@ -1,4 +1,4 @@
-"""What is asked of desktop-env: tasks checked before a VM is taken, and actions written anew as source."""
+"""What is sent to desktop-env: tasks are checked before a VM is taken, and actions are rewritten as source."""
 
 import ast
 import sys
@@ -23,7 +23,7 @@ INSTALL = fake_install()
 RULE = {"type": "rule", "rules": {"expected": "a"}}
 
 
-def test_install_is_read_without_being_loaded() -> None:
+def test_installed_desktop_env_is_read_without_being_imported() -> None:
     assert {"exact_match", "infeasible"} <= INSTALL.metrics
     assert {"rule", "vm_file", "tabs"} <= INSTALL.getters
     assert INSTALL.port_getters == {"tabs"}, "by way of a function that it calls"
@@ -31,7 +31,7 @@ def test_install_is_read_without_being_loaded() -> None:
     assert "replay" not in INSTALL.verbs, "it is only promised"
 
 
-def test_python_without_desktop_env_names_the_way_out(tmp_path: Path) -> None:
+def test_the_error_for_a_python_without_desktop_env_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(
         DependencyError, match=r"has no desktop-env; create it with `.*osworld-pipeline setup desktop-env`"
     ):
@@ -93,7 +93,7 @@ def test_evaluator_that_osworld_would_crash_on_is_refused_beforehand(evaluator: 
         check_evaluator(task, INSTALL, has_ports=False)
 
 
-def test_evaluators_of_osworlds_shapes_are_read() -> None:
+def test_evaluators_in_the_forms_of_osworld_are_accepted() -> None:
     for evaluator in (
         {"func": "infeasible"},
         {"func": ["exact_match", "crash"], "result": [RULE, RULE], "expected": [], "options": [{}, {}], "conj": "or"},
@@ -122,7 +122,9 @@ def verb(name: str, **parameters: Any) -> dict[str, Any]:
         (verb("upload_file", files="a"), "needs a list of files"),
     ],
 )
-def test_task_that_reaches_for_what_is_not_its_own_is_refused(wrong: Any, sentence: str, tmp_path: Path) -> None:
+def test_task_with_verbs_files_or_hosts_that_are_not_allowed_is_refused(
+    wrong: Any, sentence: str, tmp_path: Path
+) -> None:
     drivers = DesktopEnvDrivers(python=INSTALL.python, install=INSTALL, limits=TaskLimits(upload_root=tmp_path))
     with pytest.raises(TaskError, match=sentence):
         drivers.plan(task_of(config=[wrong]))
@@ -154,12 +156,12 @@ def test_upload_is_read_below_the_upload_folder_alone(tmp_path: Path) -> None:
         ("pyautogui.hotkey(['ctrl', 'c'])", "pyautogui.hotkey(('ctrl', 'c'))"),
     ],
 )  # fmt: skip
-def test_action_is_written_anew_from_its_calls(action: str, source: str) -> None:
+def test_action_is_rewritten_from_its_calls(action: str, source: str) -> None:
     assert source_of(action) == source
 
 
 def test_string_stays_a_string_however_it_is_escaped() -> None:
-    """DesktopEnv's own mending of `<` would unescape these and run what comes out."""
+    """DesktopEnv's own fix for `<` would unescape these strings and run the result."""
     for text in (
         r"\x27); __import__('os').system('id'); ('<",
         "pyautogui.press('<') + 1",
@@ -173,7 +175,7 @@ def test_string_stays_a_string_however_it_is_escaped() -> None:
         assert "".join(written) == text.replace("<", "")
 
 
-def test_what_is_no_call_is_refused() -> None:
+def test_action_that_is_not_a_known_call_is_refused() -> None:
     with pytest.raises(ActionParseError):
         source_of("__import__('os').system('id')")
 

@@ -56,7 +56,7 @@ def read(path: str) -> bytes:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the kernel tells nobody
+        while not condition():  # noqa: ASYNC110 - the kernel sends no event
             await asyncio.sleep(0.02)
 
 
@@ -102,7 +102,7 @@ async def test_reset_takes_a_fresh_vm_and_finds_its_new_address(desktop: Desktop
     assert not vm & below(desktop.worker.pid)
 
 
-async def test_task_brings_the_content_of_its_uploads(desktop: DesktopEnvDesktop) -> None:
+async def test_task_may_contain_the_content_of_its_uploads(desktop: DesktopEnvDesktop) -> None:
     files = [{"path": "/home/user/a", "content": "from the task"}]
     config = [{"type": "upload_file", "parameters": {"files": files}}]
     driver = drive(desktop, task_of("is_uploaded", wanted="from the task", config=config))
@@ -110,7 +110,7 @@ async def test_task_brings_the_content_of_its_uploads(desktop: DesktopEnvDesktop
     assert await driver.evaluate(last_action=None) == 1.0
 
 
-async def test_set_up_that_fails_is_told_and_the_vm_is_fresh_again(desktop: DesktopEnvDesktop) -> None:
+async def test_set_up_that_fails_is_reported_and_the_next_reset_gives_a_fresh_vm(desktop: DesktopEnvDesktop) -> None:
     config = [{"type": "execute", "parameters": {"command": "make it so"}}]
     address = desktop.guest.address
     with pytest.raises(SetupError, match="Setup step 1 failed: make it so"):
@@ -119,7 +119,7 @@ async def test_set_up_that_fails_is_told_and_the_vm_is_fresh_again(desktop: Desk
     assert desktop.guest.address != address
 
 
-async def test_evaluator_that_crashes_is_no_reward(desktop: DesktopEnvDesktop) -> None:
+async def test_evaluator_that_crashes_gives_no_reward(desktop: DesktopEnvDesktop) -> None:
     driver = drive(desktop, task_of("crash"))
     await driver.prepare()
     with pytest.raises(EvaluatorError, match="KeyError: 'nothing there'"):
@@ -127,15 +127,15 @@ async def test_evaluator_that_crashes_is_no_reward(desktop: DesktopEnvDesktop) -
     assert desktop.is_alive()
 
 
-async def test_score_beyond_1_is_no_reward(desktop: DesktopEnvDesktop) -> None:
+async def test_score_above_1_gives_no_reward(desktop: DesktopEnvDesktop) -> None:
     driver = drive(desktop, task_of("too_much"))
     await driver.prepare()
     with pytest.raises(EvaluatorError, match="returned 7"):
         await driver.evaluate(last_action=None)
 
 
-async def test_guest_that_is_gone_during_grading_is_no_zero(desktop: DesktopEnvDesktop) -> None:
-    """OSWorld's getter logs it and answers None, which its metric scores 0."""
+async def test_guest_that_is_lost_during_grading_is_not_a_zero(desktop: DesktopEnvDesktop) -> None:
+    """OSWorld's getter logs the error and returns None, which its metric scores 0."""
     driver = drive(desktop, task_of(result={"type": "vm_file", "path": "gone"}))
     await driver.prepare()
     with pytest.raises(ReplicaError, match="did not answer GET /file/gone"):
@@ -152,7 +152,7 @@ async def test_action_that_the_guest_did_not_carry_out_is_a_fault(desktop: Deskt
         await driver.observe(View())
 
 
-async def test_silent_worker_is_ended_with_all_below_it(desktop: DesktopEnvDesktop) -> None:
+async def test_silent_worker_is_ended_with_all_its_child_processes(desktop: DesktopEnvDesktop) -> None:
     worker, vm = desktop.worker, below(desktop.worker.pid)
     driver = drive(desktop, task_of("hang"), evaluate_timeout_s=0.2)
     await driver.prepare()
@@ -212,7 +212,7 @@ async def test_launcher_that_dies_is_replaced(provider: DesktopEnvProvider) -> N
     assert second.is_alive()
 
 
-async def test_cancelled_call_does_not_confuse_the_next(desktop: DesktopEnvDesktop) -> None:
+async def test_cancelled_call_does_not_affect_the_next_call(desktop: DesktopEnvDesktop) -> None:
     config = [{"type": "sleep", "parameters": {"seconds": 0.3}}]
     preparing = asyncio.create_task(drive(desktop, task_of(config=config)).prepare())
     await asyncio.sleep(0.1)
@@ -222,18 +222,18 @@ async def test_cancelled_call_does_not_confuse_the_next(desktop: DesktopEnvDeskt
     assert (await drive(desktop).observe(View())).image_format == "png"
 
 
-async def test_token_is_not_given_to_programs_of_others(desktop: DesktopEnvDesktop) -> None:
+async def test_token_is_not_in_the_environment_of_third_party_programs(desktop: DesktopEnvDesktop) -> None:
     environment = read(f"/proc/{desktop.worker.pid}/environ")
     assert b"TMPDIR=" in environment
     assert b"a secret" not in environment
 
 
 @pytest.mark.parametrize("place", ["file", "module"])
-async def test_user_may_bring_a_provider_of_his_own(tmp_path: Path, place: str) -> None:
+async def test_user_may_supply_another_provider(tmp_path: Path, place: str) -> None:
     (tmp_path / "mine.py").write_text(
         "from desktop_env.desktop_env import _Provider\n"
         "def create(region, options):\n"
-        "    open(options['told'], 'w').write(region)\n"
+        "    open(options['reported'], 'w').write(region)\n"
         "    return None, _Provider()\n"
     )
     install = DesktopEnvInstall(**{**vars(INSTALL), "search_path": (*INSTALL.search_path, tmp_path)})
@@ -243,17 +243,17 @@ async def test_user_may_bring_a_provider_of_his_own(tmp_path: Path, place: str) 
         folder=tmp_path,
         region="here",
         plugin="mine:create" if place == "module" else f"{tmp_path}/mine.py:create",
-        plugin_options={"told": str(tmp_path / "told")},
+        plugin_options={"reported": str(tmp_path / "reported")},
     )
     try:
         desktop = await provider.start("r0")
         assert await desktop.guest.platform() == "Linux"
     finally:
         await provider.close()
-    assert read(str(tmp_path / "told")) == b"here"
+    assert read(str(tmp_path / "reported")) == b"here"
 
 
-async def test_vm_that_does_not_start_is_told(tmp_path: Path) -> None:
+async def test_vm_that_does_not_start_is_reported(tmp_path: Path) -> None:
     provider = DesktopEnvProvider(python=INSTALL.python, install=INSTALL, folder=tmp_path, region="nowhere")
     try:
         with pytest.raises(ReplicaError, match="r0 did not start: desktop-env: ValueError: no such region"):
@@ -262,7 +262,7 @@ async def test_vm_that_does_not_start_is_told(tmp_path: Path) -> None:
         await provider.close()
 
 
-async def test_desktop_env_that_does_not_load_is_told(tmp_path: Path) -> None:
+async def test_desktop_env_that_does_not_load_is_reported(tmp_path: Path) -> None:
     package = tmp_path / "modules" / "desktop_env"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
@@ -338,20 +338,20 @@ async def test_grader_sees_the_guest_the_kept_files_and_the_last_action(
 
 
 @pytest.mark.parametrize(("func", "sentence"), [("crash", "KeyError"), ("die", "was interrupted")])
-async def test_grader_that_crashes_is_no_reward(
+async def test_grader_that_crashes_gives_no_reward(
     graders: OSWorldGraders, desktop: DesktopEnvDesktop, func: str, sentence: str
 ) -> None:
     with pytest.raises(EvaluatorError, match=sentence):
         await grade(graders, desktop.guest, task_of(func))
 
 
-async def test_grader_whose_guest_is_gone_is_no_reward(graders: OSWorldGraders, desktop: DesktopEnvDesktop) -> None:
+async def test_grader_whose_guest_is_lost_gives_no_reward(graders: OSWorldGraders, desktop: DesktopEnvDesktop) -> None:
     with pytest.raises(ReplicaError):
         await grade(graders, desktop.guest, task_of(result={"type": "vm_file", "path": "gone"}))
 
 
 async def test_cancelled_grading_ends_its_process(graders: OSWorldGraders, desktop: DesktopEnvDesktop) -> None:
-    # The first grading of all starts what the others are forked from.
+    # The first grading starts the process from which the others are forked.
     with pytest.raises(EvaluatorError):
         await grade(graders, desktop.guest, task_of("crash"))
     before = below(os.getpid())

@@ -1,4 +1,4 @@
-"""Downloads: from where they are allowed, once, onto disk, and no more of them than there is room for."""
+"""Downloads: only from allowed hosts, only once, onto disk, and only as many as there is room for."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ LIMITS = TaskLimits(download_hosts=("files.test",), download_max_bytes=1000)
 
 
 class Web:
-    """Answers every address with its path, and counts."""
+    """Answers every address with its path, and records the requests."""
 
     def __init__(self, *, delay_s: float = 0.0) -> None:
         self.asked: list[str] = []
@@ -49,7 +49,7 @@ async def test_a_file_is_fetched_once_even_by_another_server(tmp_path: Path) -> 
     assert web.asked == ["/a"]
 
 
-async def test_many_who_want_one_file_at_a_time_fetch_it_once(tmp_path: Path) -> None:
+async def test_concurrent_requests_for_one_file_fetch_it_once(tmp_path: Path) -> None:
     web = Web(delay_s=0.05)
     server = downloader(web, tmp_path)
     assert set(await asyncio.gather(*(server.fetch("http://files.test/a") for _ in range(20)))) == {b"/a" * 10}
@@ -57,7 +57,7 @@ async def test_many_who_want_one_file_at_a_time_fetch_it_once(tmp_path: Path) ->
     await server.close()
 
 
-async def test_one_who_gives_up_does_not_end_it_for_the_others(tmp_path: Path) -> None:
+async def test_a_cancelled_request_does_not_end_the_download_for_the_others(tmp_path: Path) -> None:
     server = downloader(Web(delay_s=0.1), tmp_path)
     first = asyncio.create_task(server.fetch("http://files.test/a"))
     second = asyncio.create_task(server.fetch("http://files.test/a"))
@@ -68,7 +68,7 @@ async def test_one_who_gives_up_does_not_end_it_for_the_others(tmp_path: Path) -
     await server.close()
 
 
-async def test_what_failed_is_tried_again_and_leaves_nothing(tmp_path: Path) -> None:
+async def test_a_failed_download_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
     web = Web()
     web.status = 503
     server = downloader(web, tmp_path)
@@ -106,7 +106,7 @@ async def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     await server.close()
 
 
-async def test_a_file_larger_than_all_the_room_is_still_handed_out(tmp_path: Path) -> None:
+async def test_a_file_larger_than_the_cache_is_still_returned(tmp_path: Path) -> None:
     server = downloader(Web(), tmp_path, cache_max_bytes=5)
     assert await server.fetch("http://files.test/a") == b"/a" * 10
     await server.close()
@@ -123,7 +123,7 @@ async def test_an_address_that_is_kept_but_no_longer_allowed_is_refused(tmp_path
 
 
 @pytest.mark.parametrize("url", ["", "a", "http://", "http://[", "ftp://files.test/a", "file:///etc/passwd"])
-async def test_what_is_no_web_address_is_refused(tmp_path: Path, url: str) -> None:
+async def test_an_address_that_is_not_a_web_address_is_refused(tmp_path: Path, url: str) -> None:
     server = downloader(Web(), tmp_path)
     with pytest.raises(SetupError, match="not a web address"):
         await server.fetch(url)
@@ -138,7 +138,7 @@ async def test_a_folder_that_cannot_be_written_is_a_set_up_error(tmp_path: Path)
     await server.close()
 
 
-async def test_without_a_folder_files_live_until_the_server_closes() -> None:
+async def test_without_a_folder_files_are_kept_until_the_server_closes() -> None:
     server = downloader(Web(), None)
     assert await server.fetch("http://files.test/a") == b"/a" * 10
     folder = server._temporary
@@ -148,7 +148,7 @@ async def test_without_a_folder_files_live_until_the_server_closes() -> None:
     assert not folder.exists()
 
 
-def test_a_part_that_a_killed_server_left_is_removed(tmp_path: Path) -> None:
+def test_a_partial_file_that_a_killed_server_left_is_removed(tmp_path: Path) -> None:
     old, new = tmp_path / ".part-old", tmp_path / ".part-new"
     old.write_text("x")
     new.write_text("x")

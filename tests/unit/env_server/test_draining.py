@@ -32,7 +32,7 @@ async def opened(http: httpx.AsyncClient) -> str:
     return (await http.post("/reset", json={"task_config": TASK})).json()["episode_id"]
 
 
-async def test_live_episodes_go_on_new_ones_are_refused_and_the_server_ends_with_the_last(tmp_path: Path) -> None:
+async def test_live_episodes_continue_new_ones_are_refused_and_the_server_ends_with_the_last(tmp_path: Path) -> None:
     async with listening(tmp_path) as server, client_of(server) as http:
         first, second = await opened(http), await opened(http)
         answer = await http.post("/v1/server/drain", json={"deadline_s": 60})
@@ -49,7 +49,7 @@ async def test_live_episodes_go_on_new_ones_are_refused_and_the_server_ends_with
     assert all(desktop.is_stopped for desktop in server.provider.desktops)
 
 
-async def test_what_is_left_at_the_deadline_ends_as_a_fault_of_its_desktop(tmp_path: Path) -> None:
+async def test_an_episode_open_at_the_deadline_ends_as_a_fault_of_its_desktop(tmp_path: Path) -> None:
     async with listening(tmp_path) as server:
         url = f"http://127.0.0.1:{server.port}"
         async with EnvClient(url, timeouts=EnvTimeouts(resend_s=0.2)) as client:

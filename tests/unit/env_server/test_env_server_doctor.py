@@ -1,4 +1,4 @@
-"""`env-server doctor`: each check is one finding, whatever happens in it."""
+"""`env-server doctor`: each check gives one finding, even if the check fails."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def buggy() -> Finding:
     raise KeyError("x")
 
 
-def test_a_lack_is_missing_and_a_check_that_fails_is_broken() -> None:
+def test_a_dependency_error_is_missing_and_a_check_that_fails_is_broken() -> None:
     found = {each.name: each for each in doctor.find_all({"lacking": lacking, "dead": dead, "buggy": buggy})}
     assert found["lacking"].status == Status.MISSING
     assert found["lacking"].remedy == "run `scripts/setup debian`"
@@ -39,7 +39,7 @@ def test_a_lack_is_missing_and_a_check_that_fails_is_broken() -> None:
     assert found["buggy"].message == "the check failed: KeyError: 'x'"
 
 
-def test_a_line_of_json_for_each_check_and_the_status_says_whether_all_is_there(
+def test_each_check_prints_one_line_of_json_and_the_exit_status_says_whether_all_passed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "make_checks", lambda *places: {"fine": fine, "lacking": lacking})
@@ -50,14 +50,16 @@ def test_a_line_of_json_for_each_check_and_the_status_says_whether_all_is_there(
     assert capsys.readouterr().out == "ok       fine            it is there\n"
 
 
-def test_an_unknown_check_lists_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_for_an_unknown_check_lists_the_known_checks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         doctor.main(["teapot"])
     assert end.value.code == 2
     assert "no check named teapot; known checks: local-packages" in capsys.readouterr().err
 
 
-def test_kvm_is_not_believed_before_a_guest_booted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kvm_is_reported_as_working_only_after_a_guest_has_booted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "kvm_refusal", lambda: None)
     assert "KVM is not tested" in doctor.check_kvm(tmp_path).message
     (tmp_path / "base-0" / "vmlinuz").parent.mkdir()
@@ -69,7 +71,7 @@ def test_kvm_is_not_believed_before_a_guest_booted(tmp_path: Path, monkeypatch: 
     assert doctor.check_kvm(tmp_path).status == Status.OK
 
 
-def test_what_a_killed_doctor_left_is_removed_and_what_a_living_one_has_is_not(tmp_path: Path) -> None:
+def test_folders_of_a_killed_doctor_are_removed_and_those_of_a_running_one_are_not(tmp_path: Path) -> None:
     dead, alive = tmp_path / "env-server-doctor-999999999-x", tmp_path / f"env-server-doctor-{os.getpid()}-x"
     for folder in (dead, alive):
         (folder / "image").mkdir(parents=True)
@@ -77,7 +79,7 @@ def test_what_a_killed_doctor_left_is_removed_and_what_a_living_one_has_is_not(t
     assert list(tmp_path.iterdir()) == [alive]
 
 
-def test_without_kvm_the_way_out_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kvm_the_remedy_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "kvm_refusal", lambda: "/dev/kvm cannot be opened; add this user to the group kvm")
     found = doctor.check_kvm(tmp_path)
     assert (found.status, found.remedy) == (Status.WARN, "add this user to the group kvm")
@@ -87,7 +89,7 @@ GATEWAY = GatewaySettings(url="http://127.0.0.1:9", client="test_env_server_doct
 
 
 class Fine(ScriptedClient):
-    """A client made as any other, of its options."""
+    """A client that is created from its options like any other."""
 
     made: ClassVar[list["Fine"]] = []
 
@@ -127,7 +129,7 @@ def look_at(client: str, **settings: object) -> Finding:
     return finding
 
 
-def test_a_gateway_is_believed_when_a_guest_of_it_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_is_ok_if_one_of_its_guests_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSWORLD_SANDBOX_TOKEN", "secret")
     for client in ("Fine", "Booting"):
         found = look_at(client, options={"region": "here"})
@@ -149,28 +151,30 @@ def test_a_gateway_is_believed_when_a_guest_of_it_answered(monkeypatch: pytest.M
         ("Nobody", Status.MISSING, "cannot be created"),
     ],
 )
-def test_what_a_gateway_lacks_is_told(client: str, status: Status, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gateway_lacks_is_reported(
+    client: str, status: Status, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OSWORLD_SANDBOX_TOKEN", "secret")
     found = look_at(client)
     assert found.status == status
     assert words in found.message
 
 
-def test_a_missing_token_is_told_whether_or_not_it_was_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_token_is_reported_whether_or_not_the_gateway_requires_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OSWORLD_SANDBOX_TOKEN", raising=False)
     assert look_at("Refusing").remedy == "no token is set: export OSWORLD_SANDBOX_TOKEN"
     found = look_at("Fine")
     assert (found.status, "required no token" in found.message) == (Status.WARN, True)
 
 
-def test_an_address_that_would_betray_the_token_is_told_without_asking() -> None:
+def test_an_address_that_would_expose_the_token_is_reported_without_a_request() -> None:
     with pytest.raises(DependencyError, match=r"to gateway\.test unencrypted; use https://; check --gateway-url"):
         doctor.check_gateway(GatewaySettings(url="http://gateway.test"))
     with pytest.raises(DependencyError, match="no gateway is configured; give --gateway-url"):
         doctor.check_gateway(GatewaySettings())
 
 
-def test_a_gateway_is_looked_at_where_one_is_named(
+def test_a_gateway_is_checked_if_one_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "make_checks", lambda *places: {"fine": fine})

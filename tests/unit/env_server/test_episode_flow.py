@@ -1,4 +1,4 @@
-"""An episode on a leased desktop in memory: set-up, waiting for windows, limits, and what it remembers."""
+"""An episode on a leased desktop in memory: set-up, waiting for windows, limits, and the answers that it keeps."""
 
 import asyncio
 import io
@@ -27,7 +27,7 @@ _OPEN: list[GuestDrivers] = []
 
 @pytest.fixture(autouse=True)
 async def drivers_are_closed() -> AsyncIterator[None]:
-    """With the processes in which they grade."""
+    """Closes the drivers, with the processes in which they grade."""
     yield
     while _OPEN:
         await _OPEN.pop().close()
@@ -69,7 +69,7 @@ async def test_prepare_observes_after_the_set_up() -> None:
     assert (observation.accessibility_tree, observation.terminal) == ("<desktop-frame/>", "$ ")
 
 
-async def test_trees_and_terminals_are_read_only_where_asked_for() -> None:
+async def test_trees_and_terminals_are_read_only_if_requested() -> None:
     episode = an_episode(FakeDesktop("d"), env_config=EnvConfig(require_a11y_tree=False))
     observation = await episode.prepare()
     assert (observation.accessibility_tree, observation.terminal) == (None, None)
@@ -93,7 +93,7 @@ async def test_calls_are_sent_in_one_piece_and_the_last_action_decides() -> None
     assert await episode.evaluate() == 0.0
 
 
-async def test_refused_action_leaves_the_last_action_as_it_was() -> None:
+async def test_refused_action_leaves_the_last_action_unchanged() -> None:
     episode = an_episode(FakeDesktop("d"))
     await episode.prepare()
     await episode.step("FAIL", pause_s=0.0)
@@ -114,7 +114,7 @@ async def test_step_sent_again_is_answered_as_before_and_not_done_again() -> Non
     assert len(desktop.acts) == 2
 
 
-async def test_step_sent_again_while_it_is_still_done_happens_once() -> None:
+async def test_step_sent_again_while_it_is_running_is_executed_once() -> None:
     desktop = FakeDesktop("d")
     episode = an_episode(desktop)
     await episode.prepare()
@@ -128,7 +128,7 @@ async def test_step_sent_again_while_it_is_still_done_happens_once() -> None:
 
 
 @pytest.mark.parametrize(("action", "number"), [("DONE", 1), ("WAIT", 3), ("WAIT", 17)])
-async def test_number_that_is_out_of_order_or_was_another_action_is_refused(action: str, number: int) -> None:
+async def test_step_number_out_of_order_or_of_another_action_is_refused(action: str, number: int) -> None:
     episode = an_episode(FakeDesktop("d"))
     await episode.prepare()
     await episode.step("WAIT", pause_s=0.0, number=1)
@@ -137,7 +137,7 @@ async def test_number_that_is_out_of_order_or_was_another_action_is_refused(acti
     assert episode.num_steps == 1
 
 
-async def test_step_whose_desktop_died_before_its_answer_is_told_so_when_it_is_sent_again() -> None:
+async def test_step_whose_desktop_died_before_its_answer_gets_the_same_error_when_it_is_sent_again() -> None:
     desktop = FakeDesktop("d")
     episode = an_episode(desktop)
     await episode.prepare()
@@ -148,7 +148,7 @@ async def test_step_whose_desktop_died_before_its_answer_is_told_so_when_it_is_s
     assert len(desktop.acts) == 1
 
 
-async def test_answer_that_was_made_is_given_again_even_when_the_desktop_is_gone() -> None:
+async def test_kept_answer_is_returned_again_even_when_the_desktop_is_gone() -> None:
     desktop = FakeDesktop("d")
     episode = an_episode(desktop)
     await episode.prepare()
@@ -172,7 +172,7 @@ async def test_evaluation_is_made_once_for_the_same_last_step() -> None:
     assert len(desktop.executed) == 2
 
 
-async def test_fresh_screenshot_leaves_the_last_observation_as_it_was() -> None:
+async def test_fresh_screenshot_leaves_the_last_observation_unchanged() -> None:
     desktop = FakeDesktop("d")
     episode = an_episode(desktop)
     first = await episode.prepare()
@@ -182,12 +182,12 @@ async def test_fresh_screenshot_leaves_the_last_observation_as_it_was() -> None:
 
 
 async def test_parts_of_a_call_are_timed() -> None:
-    heard: list[str] = []
-    episode = an_episode(FakeDesktop("d"), on_timing=lambda part, seconds: heard.append(part))
+    received: list[str] = []
+    episode = an_episode(FakeDesktop("d"), on_timing=lambda part, seconds: received.append(part))
     await episode.prepare()
     await episode.step("WAIT", pause_s=0.0)
     await episode.evaluate()
-    assert heard == ["reset", "observe", "act", "observe", "evaluate"]
+    assert received == ["reset", "observe", "act", "observe", "evaluate"]
 
 
 async def test_wait_takes_its_pause_twice_as_in_osworld() -> None:
@@ -198,7 +198,7 @@ async def test_wait_takes_its_pause_twice_as_in_osworld() -> None:
     assert time.monotonic() - start >= 0.2
 
 
-async def test_adaptive_pause_is_the_guests_own_wait() -> None:
+async def test_adaptive_pause_is_waited_for_by_the_guest_itself() -> None:
     desktop = FakeDesktop("d")
     episode = an_episode(desktop)
     await episode.prepare()
@@ -210,7 +210,7 @@ async def test_adaptive_pause_is_the_guests_own_wait() -> None:
     assert time.monotonic() - start < 4.0, "the fake guest is calm at once"
 
 
-async def test_wait_takes_its_own_pause_where_the_other_is_adaptive() -> None:
+async def test_wait_takes_its_pause_once_if_the_pause_is_adaptive() -> None:
     episode = an_episode(FakeDesktop("d"))
     await episode.prepare()
     start = time.monotonic()
@@ -218,7 +218,7 @@ async def test_wait_takes_its_own_pause_where_the_other_is_adaptive() -> None:
     assert 2.0 <= time.monotonic() - start < 4.0, "twice is with a fixed pause"
 
 
-async def test_guest_that_cannot_wait_itself_is_looked_at_until_the_screen_has_settled() -> None:
+async def test_screen_of_a_guest_that_cannot_wait_itself_is_polled_until_it_has_settled() -> None:
     desktop = FakeDesktop("d")
     desktop.can_settle = False
     desktop.pictures["png"] = one_pixel_png()
@@ -230,7 +230,7 @@ async def test_guest_that_cannot_wait_itself_is_looked_at_until_the_screen_has_s
     assert 3.0 <= time.monotonic() - start < 5.8, "half of the pause without any change is enough"
 
 
-async def test_dead_desktop_ends_the_lease_at_once_and_stays_the_answer() -> None:
+async def test_dead_desktop_ends_the_lease_at_once_and_later_calls_get_the_same_error() -> None:
     desktop = FakeDesktop("d")
     episode = an_episode(desktop)
     await episode.prepare()
@@ -250,7 +250,7 @@ async def test_set_up_that_takes_too_long_is_a_set_up_error() -> None:
         await episode.prepare()
 
 
-async def test_grading_that_takes_too_long_or_cannot_begin_is_an_evaluator_error() -> None:
+async def test_grading_that_takes_too_long_or_cannot_start_is_an_evaluator_error() -> None:
     desktop = FakeDesktop("d")
     slow = {"func": "infeasible", "postconfig": [{"type": "sleep", "parameters": {"seconds": 5}}]}
     episode = an_episode(desktop, limits=TaskLimits(evaluate_timeout_s=0.05), evaluator=slow)
@@ -281,7 +281,7 @@ async def test_window_that_is_still_to_come_is_waited_for() -> None:
     await until(waiting.done)
 
 
-async def test_screen_that_never_stands_still_is_waited_for_only_so_long() -> None:
+async def test_wait_for_a_screen_that_never_stops_changing_is_bounded() -> None:
     desktop = FakeDesktop("d")
     waiting = asyncio.create_task(wait_until_calm(desktop.guest))
     start = time.monotonic()
@@ -292,12 +292,12 @@ async def test_screen_that_never_stands_still_is_waited_for_only_so_long() -> No
 
 
 @pytest.mark.parametrize("config", [EnvConfig(os_type="Windows"), EnvConfig(action_space="computer_13")])
-def test_system_or_action_space_that_is_not_here_is_refused(config: EnvConfig) -> None:
+def test_system_or_action_space_that_this_server_does_not_have_is_refused(config: EnvConfig) -> None:
     with pytest.raises(TaskError, match="this env server"):
         check_env_config(config)
 
 
-async def test_a_desktop_that_dies_under_its_grader_has_failed_nothing() -> None:
+async def test_a_desktop_that_dies_during_grading_is_an_env_fault_and_not_a_reward() -> None:
     class Dying(FakeDesktop):
         async def _answer_json(self, path: str, body: dict[str, Any]) -> httpx.Response:
             if path == "/execute":
@@ -317,7 +317,7 @@ async def test_a_desktop_that_dies_under_its_grader_has_failed_nothing() -> None
     assert episode.outcome("closed") == "env_fault"
 
 
-async def test_a_command_of_the_set_up_that_is_killed_is_no_set_up() -> None:
+async def test_a_killed_command_of_the_set_up_fails_the_set_up() -> None:
     desktop = FakeDesktop("d")
     desktop.commands["make"] = (200, {"status": "success", "output": "", "error": "", "returncode": 137})
     episode = an_episode(desktop, config=[{"type": "execute", "parameters": {"command": "make"}}])

@@ -1,4 +1,4 @@
-"""The table of live episodes: resets by name, what becomes of those nobody claims, and one end for each episode."""
+"""The table of live episodes: resets by name, the end of unclaimed resets, and one end for each episode."""
 
 import asyncio
 import time
@@ -60,7 +60,7 @@ async def test_named_reset_sent_twice_gets_one_episode() -> None:
         assert (len(table.episodes), table.pool.num_free) == (1, 1)
 
 
-async def test_name_counts_for_its_client_only() -> None:
+async def test_name_of_a_reset_is_valid_only_for_its_client() -> None:
     async with a_table(2) as table:
         first, _ = await table.open(request_id="r", client_id="a")
         second, _ = await table.open(request_id="r", client_id="b")
@@ -78,7 +78,7 @@ async def test_name_is_free_again_when_its_episode_has_acted_or_is_closed() -> N
         assert third is not second
 
 
-async def test_named_reset_that_failed_is_tried_anew() -> None:
+async def test_named_reset_that_failed_is_tried_again() -> None:
     async with a_table() as table:
         table.provider.desktops[0].alive = False
         with pytest.raises(ReplicaError):
@@ -88,7 +88,7 @@ async def test_named_reset_that_failed_is_tried_anew() -> None:
         assert table.outcomes() == ["env_fault"]
 
 
-async def test_client_that_hung_up_and_asks_again_gets_what_was_being_opened() -> None:
+async def test_client_that_disconnected_and_asks_again_gets_the_episode_that_was_being_opened() -> None:
     async with a_table(unclaimed_s=5.0) as table:
         asking = asyncio.create_task(table.open(SLOW, request_id="r"))
         await asyncio.sleep(0.1)
@@ -98,7 +98,7 @@ async def test_client_that_hung_up_and_asks_again_gets_what_was_being_opened() -
         assert (table.episodes.num_opened, table.ends) == (1, [])
 
 
-async def test_named_reset_that_nobody_claims_gives_its_desktop_back_while_it_is_being_opened() -> None:
+async def test_unclaimed_named_reset_gives_its_desktop_back_while_it_is_being_opened() -> None:
     async with a_table() as table:
         asking = asyncio.create_task(table.open(SLOW, request_id="r"))
         await asyncio.sleep(0.1)
@@ -107,8 +107,8 @@ async def test_named_reset_that_nobody_claims_gives_its_desktop_back_while_it_is
         assert table.outcomes() == ["client_gone"]
 
 
-async def test_named_reset_that_nobody_claims_gives_its_desktop_back_after_it_was_opened() -> None:
-    """Its client hung up while it was opened, and it was ready only after that."""
+async def test_unclaimed_named_reset_gives_its_desktop_back_after_it_was_opened() -> None:
+    """Its client disconnects while the episode is opened, and the episode is ready only after that."""
     async with a_table(unclaimed_s=0.8) as table:
         asking = asyncio.create_task(table.open(SLOW, request_id="r"))
         await asyncio.sleep(0.1)
@@ -118,7 +118,7 @@ async def test_named_reset_that_nobody_claims_gives_its_desktop_back_after_it_wa
         assert table.outcomes() == ["client_gone"]
 
 
-async def test_episode_that_was_claimed_is_kept_though_its_first_asker_hung_up() -> None:
+async def test_claimed_episode_is_kept_although_the_client_of_its_first_request_disconnected() -> None:
     async with a_table(unclaimed_s=0.1) as table:
         asking = asyncio.create_task(table.open(SLOW, request_id="r"))
         await asyncio.sleep(0.05)
@@ -136,7 +136,7 @@ def test_unclaimed_desktop_is_free_within_five_seconds() -> None:
     assert UNCLAIMED_S < 4.5
 
 
-async def test_each_way_to_end_is_told_once_and_by_its_name() -> None:
+async def test_each_kind_of_end_is_reported_once_and_by_its_name() -> None:
     async with a_table() as table:
         for ending, outcome in (
             (lambda episode: table.episodes.close(episode.episode_id), "closed"),
@@ -176,7 +176,7 @@ async def abandon(table: Table) -> None:
     assert await table.episodes.reap_idle() == 1
 
 
-async def test_set_up_that_fails_ends_the_episode_as_a_fault_and_a_refused_task_is_no_episode() -> None:
+async def test_set_up_that_fails_ends_the_episode_as_a_fault_and_a_refused_task_opens_no_episode() -> None:
     files = [{"url": "http://no.test/", "path": "a"}]
     async with a_table() as table:
         with pytest.raises(SetupError):
@@ -211,7 +211,7 @@ async def test_desktop_that_dies_under_an_idle_episode_is_replaced_at_once() -> 
 async def test_reset_cancelled_just_as_its_episode_is_ready_has_one_end(
     num_turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`num_turns` of the event loop pass in between."""
+    """`num_turns` turns of the event loop pass before the cancellation."""
     prepare, loop = Episode.prepare, asyncio.get_running_loop()
 
     def cancel_in(turns: int) -> None:

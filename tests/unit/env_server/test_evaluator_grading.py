@@ -53,7 +53,9 @@ def several(conj: str, *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("last_action", "reward"), [("FAIL", 1.0), ("DONE", 0.0), ("WAIT", 0.0), (None, 0.0)])
-async def test_infeasible_task_is_won_by_giving_up_last(last_action: str | None, reward: float) -> None:
+async def test_infeasible_task_scores_1_only_if_the_last_action_gives_up(
+    last_action: str | None, reward: float
+) -> None:
     for func in ("infeasible", ["infeasible"]):
         assert await score({"func": func}, FakeDesktop("d"), last_action) == reward
 
@@ -74,7 +76,9 @@ async def test_giving_up_on_a_feasible_task_scores_0() -> None:
         ("or", ("no\n", "no\n"), 0.0),
     ],
 )
-async def test_lists_are_joined_by_and_or(conj: str, outputs: tuple[str, str], reward: float) -> None:
+async def test_scores_of_a_list_of_metrics_are_joined_by_its_conjunction(
+    conj: str, outputs: tuple[str, str], reward: float
+) -> None:
     desktop = desktop_that_says(a=outputs[0], b=outputs[1])
     assert await score(several(conj, "a", "b"), desktop) == reward
 
@@ -139,7 +143,7 @@ async def test_several_files_are_given_by_position() -> None:
     assert await score(evaluator, desktop) == 1.0
 
 
-async def test_cache_file_that_nobody_kept_is_a_fault() -> None:
+async def test_cache_file_that_no_set_up_verb_stored_is_a_fault() -> None:
     evaluator = {
         "func": "file_contains",
         "result": {"type": "cache_file", "path": "out"},
@@ -160,7 +164,7 @@ async def test_cache_file_that_nobody_kept_is_a_fault() -> None:
         {"func": "is_in_list", "result": command("a"), "expected": LIST},
     ],
 )
-async def test_crash_of_a_grader_is_its_fault_and_never_a_score(evaluator: dict[str, Any]) -> None:
+async def test_crash_of_a_grader_is_a_grader_fault_and_never_a_score(evaluator: dict[str, Any]) -> None:
     with pytest.raises(EvaluatorError):
         await score(evaluator, desktop_that_says(a="yes\n"))
 
@@ -182,7 +186,7 @@ async def test_desktop_that_dies_during_grading_is_not_the_graders_fault() -> No
         ({"func": ["exact_match", "exact_match"]}, "2 evaluator functions and 1"),
     ],
 )
-def test_evaluator_that_this_server_cannot_carry_out_is_refused_in_a_sentence(
+def test_evaluator_that_this_server_cannot_run_is_refused_with_one_clear_error(
     change: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(TaskError, match=sentence):
@@ -197,7 +201,7 @@ def test_grader_version_names_semantics_and_sources() -> None:
 
 
 @pytest.mark.parametrize("returncode", [-9, 137])
-async def test_a_command_killed_in_its_desktop_is_tampering_and_no_score(returncode: int) -> None:
+async def test_a_command_killed_in_its_desktop_is_tampering_and_not_a_score(returncode: int) -> None:
     desktop = FakeDesktop("d")
     desktop.commands["a"] = (200, {"status": "success", "output": "", "error": "", "returncode": returncode})
     with pytest.raises(TamperingError, match="was killed"):

@@ -69,7 +69,7 @@ async def test_a_call_carries_token_session_and_its_own_name() -> None:
         (200, {}, SandboxRefusedError),
     ],
 )
-async def test_what_a_gateway_answers_becomes_one_of_four_errors(
+async def test_each_error_status_of_a_gateway_becomes_one_of_four_errors(
     status: int, headers: dict[str, str], kind: type[Exception]
 ) -> None:
     with pytest.raises(kind) as caught:
@@ -80,7 +80,7 @@ async def test_what_a_gateway_answers_becomes_one_of_four_errors(
         assert caught.value.retry_after_s == (7.0 if headers else None)
 
 
-async def test_a_connection_that_was_never_made_is_known_to_have_done_nothing() -> None:
+async def test_a_call_whose_connection_was_refused_cannot_have_happened() -> None:
     def refuse(_: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
@@ -93,18 +93,18 @@ async def test_a_connection_that_was_never_made_is_known_to_have_done_nothing() 
         assert caught.value.may_have_happened is may
 
 
-async def test_stopping_what_is_gone_is_no_error() -> None:
+async def test_stopping_a_sandbox_that_is_gone_is_not_an_error() -> None:
     await answering(410).stop(SANDBOX, limit_s=5)
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"sandbox_id": 1}', b"\xff"])
-async def test_a_start_answered_with_nonsense_is_refused(body: bytes) -> None:
+async def test_an_invalid_answer_to_a_start_is_refused(body: bytes) -> None:
     with pytest.raises(SandboxRefusedError, match="is it a gateway of this kind"):
         await client(lambda _: httpx.Response(201, content=body)).start("r", limit_s=5)
 
 
 @given(st.one_of(st.text(), st.floats().map(str), st.integers().map(str)))
-def test_any_retry_after_is_a_time_or_nothing(text: str) -> None:
+def test_any_retry_after_is_read_as_a_time_or_as_none(text: str) -> None:
     seconds = _retry_after_s(text)
     assert seconds is None or 0 <= seconds < float("inf")
 
@@ -118,7 +118,7 @@ def test_any_retry_after_is_a_time_or_nothing(text: str) -> None:
         ("ftp://host", "must be https"),
     ],
 )
-def test_an_address_that_would_betray_the_token_is_refused(url: str, sentence: str) -> None:
+def test_an_address_that_would_expose_the_token_is_refused(url: str, sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence) as caught:
         make_provider(settings(url))
     assert "pass" not in str(caught.value)
@@ -128,18 +128,18 @@ def settings(url: str | None, **options: object):
     return make_settings({"provider": "gateway", "gateway": {"url": url, **options}}, {"OSWORLD_SANDBOX_TOKEN": TOKEN})
 
 
-def test_a_gateway_without_an_address_names_the_option() -> None:
+def test_the_error_for_a_gateway_without_an_address_names_the_option() -> None:
     with pytest.raises(SettingsError, match="--gateway-url"):
         make_provider(settings(None))
 
 
-def test_an_unknown_client_names_those_there_are() -> None:
+def test_the_error_for_an_unknown_client_lists_the_known_clients() -> None:
     with pytest.raises(DependencyError, match="no sandbox client is named 'vendor'; known: https"):
         make_provider(settings(URL, client="vendor"))
 
 
 @pytest.mark.parametrize("name", ["no.such.module:Client", "env_server.settings:nothing"])
-def test_a_client_that_cannot_be_imported_is_told(name: str) -> None:
+def test_a_client_that_cannot_be_imported_is_reported(name: str) -> None:
     with pytest.raises(DependencyError, match="cannot be created"):
         load_client(name, ClientOptions(url=URL, token=""))
 

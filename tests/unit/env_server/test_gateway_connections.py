@@ -42,13 +42,13 @@ async def is_served(port: int) -> bool:
 
 
 @pytest.mark.parametrize("half", [b"", b"POST /v1/sandb", b"POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nX-A: "])
-async def test_a_request_that_never_ends_is_shown_out(port: int, half: bytes) -> None:
+async def test_a_client_whose_request_never_ends_is_disconnected(port: int, half: bytes) -> None:
     started = time.monotonic()
     assert (await answer_to(port, half)).status == 408
     assert time.monotonic() - started < 10 * HEAD_S
 
 
-async def test_one_connection_too_many_is_refused_and_those_that_say_nothing_make_room(port: int) -> None:
+async def test_one_connection_too_many_is_refused_until_silent_connections_time_out(port: int) -> None:
     answers = await asyncio.gather(*(answer_to(port) for _ in range(8)))
     assert sorted(answer.status for answer in answers) == [408] * 4 + [503] * 4
     assert await is_served(port)

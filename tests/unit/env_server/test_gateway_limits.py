@@ -1,4 +1,4 @@
-"""What a sandbox client is told and gives: limits as they were set, bytes as they are."""
+"""A sandbox client gets the limits as they were set and returns bytes unchanged."""
 
 from gateway_doubles import SCREEN, URL, ScriptedClient, hurried
 
@@ -14,7 +14,7 @@ def provider_of(client: ScriptedClient, **settings: float) -> GatewayProvider:
     return GatewayProvider(made, screen_size=SCREEN, client=client, retry_policy=hurried())
 
 
-async def test_the_limits_that_were_set_are_those_that_the_client_hears() -> None:
+async def test_the_client_gets_the_limits_that_were_set() -> None:
     client = ScriptedClient()
     provider = provider_of(client, start_timeout_s=77, quota_wait_s=11)
     desktop = await provider.start("r0")
@@ -25,14 +25,14 @@ async def test_the_limits_that_were_set_are_those_that_the_client_hears() -> Non
     await desktop.guest.execute(["sleep", "100"], timeout_s=100)
     assert 100.0 < client.limits["/execute"][0] < 150.0
     await desktop.guest.file("/a", timeout_s=90)
-    # What may be asked again spends a third of its time on one answer.
+    # A repeatable call spends a third of its time on one answer.
     assert 29.0 < client.limits["/file"][0] <= 30.0
     # A pool gives a reset no less time than its parts may take.
     assert provider.reset_timeout_s >= 11 + 2 * 77
     await provider.close()
 
 
-async def test_a_wallpaper_comes_through_a_gateway_byte_by_byte() -> None:
+async def test_a_wallpaper_comes_through_a_gateway_unchanged() -> None:
     client = ScriptedClient()
     client.answers = {"/wallpaper": BYTES, "/file": BYTES}
     provider = provider_of(client)

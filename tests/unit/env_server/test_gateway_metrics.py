@@ -1,4 +1,4 @@
-"""The sandboxes of a gateway as Prometheus sees them."""
+"""The metrics about a gateway's sandboxes that Prometheus reads."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from env_server.gateway_server.readings import readings_of
 from osworld_pipeline.wire.server_metrics import ServerMetrics
 
 
-async def test_sandboxes_are_shown_with_their_quota_and_what_became_of_each_start() -> None:
+async def test_metrics_show_the_sandboxes_their_quota_and_the_outcome_of_each_start() -> None:
     async with gateway(quota=1) as there:
         metrics = ServerMetrics(partial(readings_of, there.table))
         assert (await there.http.post("/v1/sandboxes")).status_code == 201

@@ -1,4 +1,4 @@
-"""What docs/gateway.md names is there: options, settings with their defaults, and a configuration that is taken."""
+"""Everything that docs/gateway.md names exists: options, settings with their defaults, and a valid configuration."""
 
 import argparse
 import re
@@ -21,7 +21,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def commands(program: str) -> str:
-    """Every indented line that runs it, continued lines joined."""
+    """Every indented line that runs `program`, with continued lines joined."""
     joined = PAGE.replace("\\\n", " ")
     return "\n".join(line for line in joined.splitlines() if line.startswith("    ") and f"{program} " in line)
 
@@ -52,7 +52,7 @@ def test_every_setting_has_the_default_that_the_page_says() -> None:
             assert said in ("none", "the system's"), name
 
 
-def test_the_configuration_is_taken_and_its_faults_are_read(tmp_path: Path) -> None:
+def test_the_configuration_on_the_page_is_valid_and_its_faults_can_be_read(tmp_path: Path) -> None:
     (text,) = [block.text for block in read_page(ROOT / "docs/gateway.md") if "[gateway]" in block.text]
     file = tmp_path / "sandboxes.toml"
     file.write_text(text)

@@ -1,4 +1,4 @@
-"""Ports carried as files: the guest's program runs for real, beside a guest whose files are this machine's."""
+"""Ports forwarded through files: the guest's real program runs with a guest whose files are this machine's."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from osworld_pipeline.errors import ReplicaError
 
 
 class FileGuest:
-    """Launches, writes and reads here. `on_file` may spoil what is read; every call that is due fails once."""
+    """Launches, writes and reads on this machine; `on_file` may edit what is read. `num_failures` answers are lost."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -64,7 +64,7 @@ def _run(words: list[str]) -> subprocess.Popen[bytes]:
 
 
 def _write(path: str, data: bytes) -> None:
-    """First by half, as a guest may: its program looks in between."""
+    """Writes half of the data first, as a guest may: its program may read the file in between."""
     Path(path).parent.mkdir(exist_ok=True)
     Path(path).write_bytes(data[: len(data) // 2])
     Path(path).write_bytes(data)
@@ -90,7 +90,7 @@ async def guest() -> AsyncIterator[FileGuest]:
 
 @asynccontextmanager
 async def echoing() -> AsyncIterator[int]:
-    """A port that says back what it hears, and closes when it has heard all."""
+    """A port that sends back what it receives, and closes the connection at the end of the input."""
 
     serving: list[asyncio.Task[None]] = []
 
@@ -127,38 +127,40 @@ async def said_back(port: int, data: bytes) -> bytes:
         return back
 
 
-async def test_bytes_come_back_as_they_went_on_several_connections_at_once(guest: FileGuest) -> None:
+async def test_bytes_come_back_unchanged_on_several_connections_at_once(guest: FileGuest) -> None:
     data = [os.urandom(size) for size in (1, 70_000, 900_000)]
     async with echoing() as port, lend(guest, port) as forwarded:
         assert await asyncio.gather(*(said_back(forwarded["echo"], each) for each in data)) == data
     assert len(guest.processes) == 1
 
 
-async def test_answers_that_are_lost_neither_lose_nor_double_a_byte(guest: FileGuest) -> None:
+async def test_lost_answers_neither_lose_nor_duplicate_a_byte(guest: FileGuest) -> None:
     async with echoing() as port, lend(guest, port) as forwarded:
         assert await said_back(forwarded["echo"], b"first") == b"first"
         guest.num_failures = 2
         assert await said_back(forwarded["echo"], b"second") == b"second"
 
 
-async def test_the_first_port_that_answers_is_taken(guest: FileGuest) -> None:
+async def test_the_first_port_that_answers_is_used(guest: FileGuest) -> None:
     async with echoing() as port, lend(guest, 1, port) as forwarded:
         assert await said_back(forwarded["echo"], b"hello") == b"hello"
 
 
-async def test_a_port_that_nobody_has_is_a_closed_connection(guest: FileGuest) -> None:
+async def test_a_connection_to_a_port_without_a_listener_is_closed(guest: FileGuest) -> None:
     async with lend(guest, 1) as forwarded:
         assert await said_back(forwarded["echo"], b"hello") == b""
 
 
 @pytest.mark.parametrize("nonsense", [b"", b"{}", b"[1]", b'["x", "y"]', b'[0, "***"]', b"\xff"])
-async def test_nonsense_from_the_guest_closes_connections_and_nothing_else(guest: FileGuest, nonsense: bytes) -> None:
+async def test_invalid_data_from_the_guest_closes_connections_and_nothing_else(
+    guest: FileGuest, nonsense: bytes
+) -> None:
     guest.on_file = lambda data: nonsense
     async with echoing() as port, lend(guest, port) as forwarded:
         assert await said_back(forwarded["echo"], b"hello") == b""
 
 
-async def test_a_guest_that_goes_closes_its_connections(guest: FileGuest) -> None:
+async def test_connections_of_a_guest_that_is_gone_are_closed(guest: FileGuest) -> None:
     async with echoing() as port, lend(guest, port) as forwarded:
         reader, writer = await asyncio.open_connection("127.0.0.1", forwarded["echo"])
         writer.write(b"hello")

@@ -1,5 +1,5 @@
-"""The provider `gateway`: sandboxes come and go with episodes, quota is waited for without holding anything, and what
-may have happened is not done twice."""
+"""The provider `gateway`: sandboxes start and end with episodes, a wait for quota holds nothing, and a call that may
+have happened is not repeated."""
 
 import asyncio
 import contextlib
@@ -82,8 +82,8 @@ async def test_a_wait_for_quota_ends_with_its_budget_and_says_what_to_do() -> No
         await provider.close()
 
 
-async def test_episodes_queue_while_a_replica_waits_for_quota_and_hold_no_replica_meanwhile() -> None:
-    """A client is told 503 in its own time, long before the replica's wait is over; nothing is lent meanwhile."""
+async def test_episodes_that_queue_while_a_replica_waits_for_quota_hold_no_replica() -> None:
+    """A client gets 503 at its own time limit, long before the replica's wait is over; nothing is lent until then."""
     async with gateway(quota=1) as there:
         taken = (await there.http.post("/v1/sandboxes")).json()
         provider = there.provider(quota_wait_s=3000)
@@ -128,7 +128,7 @@ async def test_a_cancelled_wait_for_quota_leaves_nothing() -> None:
         assert there.num_running == 0
 
 
-async def test_a_start_that_is_cancelled_under_way_gives_back_what_it_gets() -> None:
+async def test_a_start_that_is_cancelled_while_it_runs_gives_its_sandbox_back() -> None:
     client = ScriptedClient()
     client.on_start = asyncio.Event()
     provider = provider_of(client)
@@ -143,7 +143,7 @@ async def test_a_start_that_is_cancelled_under_way_gives_back_what_it_gets() -> 
     assert client.calls[-1] == "close"
 
 
-async def test_a_lost_start_is_sent_again_under_the_same_name_and_only_where_answers_are_kept() -> None:
+async def test_a_lost_start_is_sent_again_under_the_same_name_and_only_if_answers_are_kept() -> None:
     keeping = ScriptedClient(BROKEN, keeps_answers=True)
     provider = provider_of(keeping)
     await provider.start("r0")
@@ -159,7 +159,7 @@ async def test_a_lost_start_is_sent_again_under_the_same_name_and_only_where_ans
 @pytest.mark.parametrize(
     "error", [SandboxRefusedError("wrong token"), SandboxFailedError("x", may_have_happened=False)]
 )
-async def test_a_gateway_that_cannot_give_a_sandbox_is_told(error: Exception) -> None:
+async def test_a_gateway_that_cannot_give_a_sandbox_is_reported(error: Exception) -> None:
     client = ScriptedClient(*[error] * 20)
     with pytest.raises(type(error)):
         await provider_of(client).start("r0")
@@ -200,7 +200,7 @@ async def test_a_click_that_certainly_did_not_happen_is_sent_again(errors: list[
     await provider.close()
 
 
-async def test_a_read_is_sent_again_and_ends_with_its_attempts() -> None:
+async def test_a_read_is_sent_again_and_fails_after_its_last_attempt() -> None:
     client = ScriptedClient()
     provider = provider_of(client)
     desktop = await provider.start("r0")
@@ -215,7 +215,7 @@ async def test_a_read_is_sent_again_and_ends_with_its_attempts() -> None:
     await provider.close()
 
 
-async def test_a_busy_gateway_is_asked_no_longer_than_the_call_may_take() -> None:
+async def test_a_busy_gateway_is_not_asked_for_longer_than_the_time_limit_of_the_call() -> None:
     client = ScriptedClient()
     provider = provider_of(client)
     desktop = await provider.start("r0")
@@ -231,11 +231,11 @@ async def test_a_busy_gateway_is_asked_no_longer_than_the_call_may_take() -> Non
 @pytest.mark.parametrize(
     "path", ["/act", "/execute", "/setup/execute", "/setup/launch", "/run_python", "/end_recording"]
 )
-def test_what_acts_is_not_repeatable(path: str) -> None:
+def test_a_call_that_acts_on_the_desktop_is_not_repeatable(path: str) -> None:
     assert not is_repeatable("POST", path)
 
 
-async def test_a_run_through_a_gateway_that_loses_answers_clicks_each_time_once() -> None:
+async def test_each_click_happens_once_through_a_gateway_that_loses_answers() -> None:
     async with gateway(quota=1, faults="fail=0.15,lose=0.15,busy=0.1") as there:
         provider = there.provider(quota_wait_s=2000)
         desktop = await provider.start("r0")
@@ -248,7 +248,7 @@ async def test_a_run_through_a_gateway_that_loses_answers_clicks_each_time_once(
     assert there.num_running == 0
 
 
-async def test_a_sandbox_that_dies_is_found_dead_by_a_call_and_by_its_refresh() -> None:
+async def test_a_dead_sandbox_is_detected_by_a_call_and_by_its_refresh() -> None:
     async with gateway() as there:
         provider = there.provider()
         called, refreshed = await provider.start("r0"), await provider.start("r1")
@@ -261,7 +261,7 @@ async def test_a_sandbox_that_dies_is_found_dead_by_a_call_and_by_its_refresh() 
         await provider.close()
 
 
-async def test_a_gateway_that_is_away_for_a_moment_kills_no_sandbox_but_one_that_stays_away_does() -> None:
+async def test_a_sandbox_survives_a_short_outage_of_its_gateway_but_not_a_long_one() -> None:
     client = ScriptedClient()
     client.lifetime_s = 60.0
     provider = provider_of(client)
@@ -300,7 +300,7 @@ async def test_screens_of_another_size_are_refused_with_the_option_to_take() -> 
     assert client.stopped == ["sb-1"]
 
 
-async def test_a_guest_is_lent_to_programs_of_this_user_and_answers_as_it_does_to_us() -> None:
+async def test_a_guest_is_lent_to_programs_of_this_user_and_answers_them_as_it_answers_us() -> None:
     async with gateway() as there:
         provider = there.provider()
         desktop = await provider.start("r0")
@@ -319,7 +319,9 @@ async def test_a_guest_is_lent_to_programs_of_this_user_and_answers_as_it_does_t
         await provider.close()
 
 
-async def test_a_stop_that_the_gateway_fails_is_tried_again_and_then_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stop_that_fails_at_the_gateway_is_tried_again_and_then_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     client = ScriptedClient()
     provider = provider_of(client)
     desktop = await provider.start("r0")

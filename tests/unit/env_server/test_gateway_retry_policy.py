@@ -1,4 +1,4 @@
-"""Waits are jittered, capped and bounded; whoever waits for quota waits for all."""
+"""Waits are jittered, capped and bounded; all callers share one wait for quota."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ from env_server.providers.gateway.retry_policy import MAX_RETRY_AFTER_S, Backoff
 
 
 class StillTime:
-    """Moves only when somebody sleeps."""
+    """A clock that advances only during a sleep."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -35,20 +35,20 @@ def test_a_wait_is_between_half_and_all_of_a_capped_doubling(attempt: int, share
 
 
 @given(attempt=st.integers(0, 10_000), asked_s=st.floats(0, 1e12), share=st.floats(0, 1))
-def test_what_a_gateway_asks_for_is_never_undercut_and_never_without_end(
+def test_a_wait_is_never_shorter_than_the_gateway_asks_for_and_never_unbounded(
     attempt: int, asked_s: float, share: float
 ) -> None:
     wait_s = Backoff().wait_s(attempt, asked_s=asked_s, share=share)
     assert min(asked_s, MAX_RETRY_AFTER_S) <= wait_s <= 1.1 * MAX_RETRY_AFTER_S + 0.05
 
 
-async def test_two_who_were_refused_at_once_do_not_come_back_at_once() -> None:
+async def test_two_callers_refused_at_the_same_time_do_not_retry_at_the_same_time() -> None:
     shares = iter([0.1, 0.9])
     waits = [Backoff().wait_s(3, share=next(shares)) for _ in range(2)]
     assert waits[0] != waits[1]
 
 
-async def test_a_failed_call_is_sent_again_so_many_times_and_its_last_error_is_told() -> None:
+async def test_a_failed_call_is_sent_again_up_to_its_attempts_and_its_last_error_is_raised() -> None:
     time, error = StillTime(), SandboxFailedError("broken")
     retry_policy = time.retry_policy(num_attempts=3)
     await retry_policy.wait(error, 0, deadline=1e9)
@@ -58,14 +58,14 @@ async def test_a_failed_call_is_sent_again_so_many_times_and_its_last_error_is_t
     assert time.slept == [0.375, 0.75]
 
 
-async def test_no_wait_begins_that_would_end_after_the_deadline() -> None:
+async def test_no_wait_starts_that_would_end_after_the_deadline() -> None:
     time = StillTime()
     with pytest.raises(SandboxBusyError):
         await time.retry_policy().wait(SandboxBusyError("full", retry_after_s=30), 0, deadline=time.now + 20)
     assert time.slept == []
 
 
-async def test_one_refusal_makes_all_wait_for_as_long_as_the_gateway_said() -> None:
+async def test_one_refusal_makes_all_callers_wait_for_as_long_as_the_gateway_said() -> None:
     time = StillTime()
     gate = QuotaGate(time.retry_policy())
     gate.refused(SandboxBusyError("full", retry_after_s=30))
@@ -86,7 +86,7 @@ async def test_a_wait_for_quota_ends_with_its_budget() -> None:
     assert gate.num_waiting == 0
 
 
-async def test_refusals_without_a_time_wait_longer_each_until_one_is_granted() -> None:
+async def test_waits_after_refusals_without_a_time_grow_until_a_start_is_granted() -> None:
     time = StillTime()
     gate = QuotaGate(time.retry_policy())
     waits = []

@@ -31,7 +31,7 @@ async def ask(
     )
 
 
-async def test_over_the_quota_the_answer_is_429_with_the_time_to_come_back() -> None:
+async def test_over_the_quota_the_answer_is_429_with_the_time_to_retry() -> None:
     async with gateway(quota=1, retry_after_s=2.5) as there:
         first = await start(there)
         refused = await there.http.post("/v1/sandboxes")
@@ -63,7 +63,7 @@ async def test_a_refused_start_may_be_sent_again_under_its_name() -> None:
         await start(there, "r")
 
 
-async def test_a_named_call_happens_once_however_often_and_however_soon_it_is_sent() -> None:
+async def test_a_named_call_happens_once_even_if_it_is_sent_several_times_at_once() -> None:
     async with gateway() as there:
         sandbox = await start(there)
         there.last.act_gate = asyncio.Event()
@@ -79,7 +79,7 @@ async def test_a_named_call_happens_once_however_often_and_however_soon_it_is_se
         assert len(there.last.acts) == 2
 
 
-async def test_the_guests_own_errors_are_told_from_the_gateways() -> None:
+async def test_the_guests_own_errors_are_distinguished_from_the_gateways() -> None:
     async with gateway() as there:
         sandbox = await start(there)
         answer = await ask(there, sandbox, "/nothing", json={})
@@ -90,12 +90,12 @@ async def test_the_guests_own_errors_are_told_from_the_gateways() -> None:
         assert "x-answered-by" not in answer.headers
 
 
-async def test_a_session_is_of_its_holder_and_a_renewed_one_leaves_calls_under_way_alone() -> None:
+async def test_a_session_is_valid_only_for_its_holder_and_a_renewal_does_not_affect_running_calls() -> None:
     async with gateway() as there:
         sandbox = await start(there)
         assert (await ask(there, sandbox | {"session_id": "guessed"}, "/platform")).status_code == 410
         path, headers = f"/v1/sandboxes/{sandbox['sandbox_id']}/session", {"X-Sandbox-Session": sandbox["session_id"]}
-        # Two renewals whose answers were lost: the client knows nothing but the first session.
+        # Two renewals whose answers were lost: the client has only the first session.
         for _ in range(2):
             renewed = (await there.http.post(path, headers=headers)).json()
         assert renewed["session_id"] != sandbox["session_id"]
@@ -103,7 +103,7 @@ async def test_a_session_is_of_its_holder_and_a_renewed_one_leaves_calls_under_w
         assert (await ask(there, renewed, "/platform")).status_code == 200
 
 
-async def test_a_sandbox_that_nobody_uses_ends_and_frees_its_quota() -> None:
+async def test_an_unused_sandbox_ends_and_frees_its_quota() -> None:
     async with gateway(quota=1, lifetime_s=0.08) as there:
         await start(there)
         await until(lambda: there.num_running == 0)
@@ -111,7 +111,7 @@ async def test_a_sandbox_that_nobody_uses_ends_and_frees_its_quota() -> None:
         assert there.table.num_reaped == 1
 
 
-async def test_a_sandbox_under_a_call_is_never_reaped() -> None:
+async def test_a_sandbox_with_a_running_call_is_never_reaped() -> None:
     async with gateway(quota=1, lifetime_s=0.05) as there:
         sandbox = await start(there)
         there.last.act_gate = asyncio.Event()
@@ -131,14 +131,14 @@ async def test_a_desktop_that_does_not_come_up_takes_no_quota() -> None:
         await start(there)
 
 
-async def test_at_its_end_nothing_is_left() -> None:
+async def test_no_sandbox_is_left_when_the_gateway_ends() -> None:
     async with gateway(quota=3) as there:
         await start(there)
         await start(there)
     assert there.num_running == 0
 
 
-async def test_faults_come_in_their_shares_and_lost_answers_had_happened() -> None:
+async def test_faults_come_in_their_shares_and_calls_with_lost_answers_have_happened() -> None:
     async with gateway(faults="fail=0.2,lose=0.2,busy=0.2") as there:
         statuses = [(await there.http.post("/v1/sandboxes")).status_code for _ in range(40)]
         assert 429 in statuses
@@ -193,7 +193,7 @@ async def test_work_that_failed_is_done_again() -> None:
         (["--screen-size", "big"], "screen_width"),
     ],
 )
-def test_what_is_unsafe_or_wrong_is_told_and_starts_nothing(
+def test_unsafe_or_wrong_arguments_are_reported_and_start_nothing(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OSWORLD_SANDBOX_TOKEN", raising=False)

@@ -1,4 +1,4 @@
-"""What OSWorld's graders may take and reach, over a small desktop-env of the tests' own."""
+"""The resources and addresses that OSWorld's graders may use, over a small desktop-env of the tests' own."""
 
 import asyncio
 import gc
@@ -41,7 +41,7 @@ ALLOWED, REFUSED = "http://allowed.example/gold.txt", "http://refused.example/go
 
 
 class _Guest(http.server.BaseHTTPRequestHandler):
-    """It says Linux to every request."""
+    """Answers every request with Linux."""
 
     calls: list[str]
 
@@ -111,7 +111,7 @@ async def test_a_getter_that_fetches_an_address_of_this_machine_reaches_nothing(
     assert host.calls == ["/file/there"]
 
 
-async def test_a_file_that_a_task_names_by_address_is_fetched_by_the_server_alone(
+async def test_only_the_server_fetches_a_file_that_a_task_names_by_address(
     graders: OSWorldGraders, guest: GuestClient
 ) -> None:
     gold = {"type": "cloud_file", "path": ALLOWED, "dest": "gold.txt"}
@@ -156,7 +156,7 @@ async def test_memory_that_forked_processes_share_counts_once(graders: OSWorldGr
     assert await grade(graders, guest, "share_memory", wanted=LIMITS.memory_bytes // 2) == 1.0
 
 
-async def test_a_grader_that_dies_is_a_fault_and_no_score(graders: OSWorldGraders, guest: GuestClient) -> None:
+async def test_a_grader_that_dies_is_a_fault_and_not_a_score(graders: OSWorldGraders, guest: GuestClient) -> None:
     with pytest.raises(EvaluatorError, match="was interrupted: the grader's process ended with status 3"):
         await grade(graders, guest, "die")
 
@@ -292,7 +292,7 @@ async def test_without_bubblewrap_graders_are_refused_unless_the_operator_allows
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(requirements, "SYSTEM_PATH", str(tmp_path))  # where no program is
+    monkeypatch.setattr(requirements, "SYSTEM_PATH", str(tmp_path))  # a folder without programs
     options: dict[str, Any] = {"python": INSTALL.python, "install": INSTALL, "folder": tmp_path}
     with pytest.raises(DependencyError, match=r"cannot be sandboxed: .* --allow-unsandboxed-graders"):
         OSWorldGraders(**options)

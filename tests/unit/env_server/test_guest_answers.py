@@ -1,4 +1,4 @@
-"""What a guest answers is anybody's word: too much of it, or something else, is a fault of that desktop alone."""
+"""A guest's answers are not trusted: one that is too long or invalid is a fault of that desktop alone."""
 
 import contextlib
 import gzip
@@ -48,7 +48,7 @@ class Endless(httpx.AsyncByteStream):
         ("/execute", lambda guest: guest.execute("true")),
     ],
 )
-async def test_an_answer_without_end_is_read_no_further_than_its_route_allows(
+async def test_an_answer_without_end_is_read_only_up_to_the_limit_of_its_route(
     path: str, ask: Callable[[GuestClient], Awaitable[object]]
 ) -> None:
     body = Endless()
@@ -59,7 +59,7 @@ async def test_an_answer_without_end_is_read_no_further_than_its_route_allows(
     assert body.is_closed
 
 
-async def test_no_answer_is_asked_for_packed_and_none_is_unpacked() -> None:
+async def test_compressed_answers_are_not_requested_and_not_decompressed() -> None:
     asked: list[str] = []
     bomb = gzip.compress(bytes(64 * MIB))
 
@@ -105,7 +105,7 @@ KEYS = ("output", "AT", "width", "height", "directory_tree", "desktop_path", "re
     ).map(lambda value: json.dumps(value).encode())
     | st.just(b"[" * 100_000),
 )
-async def test_whatever_is_answered_is_understood_or_named_as_a_fault(
+async def test_any_answer_is_either_parsed_or_reported_as_a_fault(
     ask: Callable[[GuestClient], Awaitable[Any]], status: int, body: bytes
 ) -> None:
     async with guest_that(lambda request: httpx.Response(status, content=body)) as guest:

@@ -1,4 +1,4 @@
-"""What /act accepts, and what it makes of it; the keyboard's names and characters."""
+"""The calls that /act accepts and the input that they become; the keyboard's names and characters."""
 
 import string
 from typing import Any
@@ -12,7 +12,7 @@ from env_server.guest.keys import key_names, keysym_of_char, keysym_of_key
 
 
 class RecordingDevice:
-    """Notes what it is asked to do; its pointer is where it was moved."""
+    """Records the requested input; its pointer is where it was last moved."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []

@@ -1,5 +1,5 @@
 """The guest agent's own parts that need no desktop: bodies, commands, the accessibility XML, desktop entries; and the
-client's errors against a guest that is not what it should be."""
+client's errors with a faulty guest."""
 
 import asyncio
 import contextlib
@@ -80,7 +80,7 @@ async def test_uploaded_bytes_arrive_unchanged_through_multipart(guest_of: Guest
     assert seen[0].text("file_path") == "/home/user/ü.bin"
 
 
-async def test_a_command_that_failed_is_a_result_and_no_error(guest_of: GuestMaker) -> None:
+async def test_a_command_that_failed_is_a_result_and_not_an_error(guest_of: GuestMaker) -> None:
     done = await guest_of(answer({"status": "success", "output": "", "error": "no", "returncode": 2})).execute("false")
     assert (done.status, done.returncode, done.error) == ("success", 2, "no")
     late = await guest_of(answer({"status": "error", "message": "timed out"}, 500)).execute("sleep 9")
@@ -91,7 +91,7 @@ async def test_a_missing_file_is_none(guest_of: GuestMaker) -> None:
     assert await guest_of(answer({}, 404)).file("/nowhere") is None
 
 
-async def test_a_file_or_folder_that_may_not_be_read_is_none_and_no_fault(guest_of: GuestMaker) -> None:
+async def test_a_file_or_folder_that_may_not_be_read_is_none_and_not_a_fault(guest_of: GuestMaker) -> None:
     def refuse(_: Request) -> Reply:
         raise PermissionError(13, "Permission denied", "/root/a")
 
@@ -100,26 +100,26 @@ async def test_a_file_or_folder_that_may_not_be_read_is_none_and_no_fault(guest_
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "no", "a"), NotADirectoryError(20, "no"), OSError(36, "long")])
-async def test_a_path_that_leads_nowhere_is_none(guest_of: GuestMaker, error: OSError) -> None:
+async def test_a_file_at_an_invalid_path_is_none(guest_of: GuestMaker, error: OSError) -> None:
     def refuse(_: Request) -> Reply:
         raise error
 
     assert await guest_of(refuse).file("/a") is None
 
 
-async def test_a_file_too_large_to_grade_is_no_missing_file(guest_of: GuestMaker) -> None:
+async def test_a_file_too_large_to_grade_is_not_a_missing_file(guest_of: GuestMaker) -> None:
     with pytest.raises(EvaluatorError, match="refuses to send /a: larger"):
         await guest_of(answer({"error": "larger"}, 413)).file("/a")
 
 
 @pytest.mark.parametrize("status", [400, 500, 501])
-async def test_a_desktop_that_does_not_record_is_told_and_not_replaced(guest_of: GuestMaker, status: int) -> None:
+async def test_a_desktop_that_cannot_record_is_reported_and_not_replaced(guest_of: GuestMaker, status: int) -> None:
     guest = guest_of(answer({"message": "no ffmpeg"}, status))
     with pytest.raises(SetupError, match="replica-7 cannot record: no ffmpeg"):
         await guest.start_recording()
 
 
-async def test_quality_and_size_travel_with_the_format(guest_of: GuestMaker) -> None:
+async def test_quality_and_size_are_sent_with_the_format(guest_of: GuestMaker) -> None:
     seen: list[Request] = []
 
     def route(request: Request) -> Reply:
@@ -138,7 +138,7 @@ async def test_a_refused_call_is_an_action_parse_error(guest_of: GuestMaker) -> 
         await guest_of(refuse).act([GuestCall(name="exec")])
 
 
-async def test_python_that_ran_has_no_error_but_its_own(guest_of: GuestMaker) -> None:
+async def test_python_code_that_ran_has_only_its_own_error_output(guest_of: GuestMaker) -> None:
     fields = {"status": "success", "message": "2\n", "output": "2\n", "error": "", "returncode": 0}
     assert (await guest_of(answer(fields)).run_python("print(2)")).error == ""
 
@@ -148,14 +148,14 @@ async def test_a_refused_set_up_verb_is_a_setup_error(guest_of: GuestMaker) -> N
         await guest_of(answer({"error": "no window 'X'"}, 404)).close_window("X")
 
 
-async def test_nonsense_from_a_guest_is_a_replica_error_that_names_it(guest_of: GuestMaker) -> None:
+async def test_an_invalid_answer_of_a_guest_is_a_replica_error_that_names_the_guest(guest_of: GuestMaker) -> None:
     guest = guest_of(answer("<html>"))
     for ask in (guest.screenshot, guest.accessibility, guest.cursor_position, guest.screen_size):
         with pytest.raises(ReplicaError, match="replica-7"):
             await ask()
 
 
-async def test_a_crash_in_the_guest_is_told_and_not_a_lost_connection(guest_of: GuestMaker) -> None:
+async def test_a_crash_in_the_guest_is_reported_and_is_not_a_lost_connection(guest_of: GuestMaker) -> None:
     def crash(_: Request) -> Reply:
         raise RuntimeError("boom")
 
@@ -218,7 +218,7 @@ def test_a_missing_program_is_an_error_and_not_a_crash(tmp_path: Path) -> None:
     assert launch(["no-such-program"], shell=False, home=str(tmp_path))[0] == 500
 
 
-def test_a_desktop_that_can_start_nothing_says_so_and_blames_no_command() -> None:
+def test_a_desktop_that_cannot_start_processes_reports_this_and_not_a_failed_command() -> None:
     code = (
         "import resource; from env_server.guest.commands import run_command;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (6, 6));"
@@ -235,7 +235,7 @@ def test_endless_output_is_cut(tmp_path: Path) -> None:
     assert len(body["output"]) < MAX_OUTPUT_BYTES + 100
 
 
-def test_an_element_is_osworlds_xml() -> None:
+def test_an_element_has_the_xml_of_osworld() -> None:
     element = build_element(
         role="push button",
         name="OK\x00",
@@ -257,21 +257,21 @@ def test_an_element_is_osworlds_xml() -> None:
 
 
 @given(role=st.text(max_size=20), name=st.text(max_size=20), key=st.text(max_size=20), text=st.text(max_size=20))
-def test_whatever_a_program_says_the_tree_stays_xml(role: str, name: str, key: str, text: str) -> None:
+def test_the_tree_is_valid_xml_for_any_text_of_a_program(role: str, name: str, key: str, text: str) -> None:
     element = build_element(role=role, name=name, text=text, attributes=[(key, text)], states=[key])
     again = ElementTree.fromstring(ElementTree.tostring(element, encoding="unicode"))
     # XML reads every line end as \n in text and as a space in an attribute, unless written as a reference.
     assert (again.get("name") or "").split() == plain_text(name).split()
 
 
-def test_a_desktop_entrys_command_takes_the_file_where_it_asks_for_it() -> None:
+def test_a_desktop_entrys_command_gets_the_file_at_its_placeholder() -> None:
     path = Path("/home/user/a b.txt")
     assert expand_command("mousepad %U", path) == ["mousepad", "file:///home/user/a%20b.txt"]
     assert expand_command("viewer --title %c %f", path) == ["viewer", "--title", "/home/user/a b.txt"]
     assert expand_command("xterm -e vi", path) == ["xterm", "-e", "vi", "/home/user/a b.txt"]
 
 
-async def test_requests_are_answered_side_by_side(guest_of: GuestMaker) -> None:
+async def test_requests_are_answered_in_parallel(guest_of: GuestMaker) -> None:
     both = threading.Barrier(2, timeout=10)
 
     def meet(_: Request) -> Reply:

@@ -1,5 +1,5 @@
-"""What a sandbox holds of its host is given back step by step, whatever one of the steps does, and again until all of
-it is gone. The processes are real; a control group is a folder that cannot be removed while there is a file in it."""
+"""A sandbox's resources on its host are released step by step, even if one of the steps fails, and again until all are
+released. The processes are real; a control group is a folder that cannot be removed while there is a file in it."""
 
 import asyncio
 import os
@@ -56,11 +56,11 @@ def silent_no_sooner(held: HostResources) -> Iterator[None]:
 
 async def until(condition: Callable[[], bool], limit_s: float = 5.0) -> None:
     async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - the kernel tells no one
+        while not condition():  # noqa: ASYNC110 - the kernel sends no event
             await asyncio.sleep(0.01)
 
 
-async def test_every_step_of_a_release_is_done_whatever_the_others_do(tmp_path: Path) -> None:
+async def test_every_step_of_a_release_is_done_even_if_another_step_fails(tmp_path: Path) -> None:
     users = HostUsers((UID,))
     held = held_of(tmp_path, users)
     (descriptor,) = held.descriptors
@@ -97,7 +97,7 @@ async def test_what_a_stop_leaves_is_removed_in_the_background(tmp_path: Path) -
     await releases.close()
 
 
-async def test_a_release_goes_on_after_its_caller_is_cancelled_and_closing_waits_for_it(tmp_path: Path) -> None:
+async def test_a_release_continues_after_its_caller_is_cancelled_and_closing_waits_for_it(tmp_path: Path) -> None:
     held, releases = held_of(tmp_path, HostUsers(()), stop_limit_s=10), Releases(interval_s=0.05)
     with silent_no_sooner(held):
         stopping = asyncio.create_task(releases.release(held))

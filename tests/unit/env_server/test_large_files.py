@@ -1,4 +1,4 @@
-"""Large graded files: what policies write decides neither over a grading's outcome nor over the server's memory."""
+"""Large graded files: a policy's files cause no grading fault and do not decide how much memory the server uses."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ def desktop_with(**sizes: int) -> FakeDesktop:
 
 
 class Metric:
-    """Waits until it is let go; keeps what it was given."""
+    """Waits until `gate` is set; records the sizes of the files that it gets."""
 
     def __init__(self) -> None:
         self.sizes: list[list[int]] = []
@@ -62,7 +62,7 @@ class Metric:
         return 1.0
 
 
-async def test_nine_of_the_largest_files_are_no_fault_and_stay_within_a_checks_bytes() -> None:
+async def test_nine_of_the_largest_files_are_not_a_fault_and_stay_within_the_byte_limit_of_a_check() -> None:
     metric = Metric()
     metric.gate.set()
     desktop = FakeDesktop("d")

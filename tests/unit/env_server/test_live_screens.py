@@ -60,7 +60,7 @@ def test_a_frame_has_the_screens_colours_at_the_size_asked_for(width: int, size:
     assert all(abs(one - other) < 8 for one, other in zip(picture.getpixel((50, 50)), (200, 100, 30), strict=True))  # pyright: ignore[reportArgumentType]
 
 
-def test_a_screen_that_does_not_change_sends_a_sign_of_life_alone_and_ends() -> None:
+def test_the_stream_of_an_unchanged_screen_sends_only_heartbeats_and_ends() -> None:
     screen, clock = Screen(64, 64), Clock()
     records = list(Frames(screen, clock=clock, sleep=clock.sleep).stream(64, 0.5))
     assert records[0] != bytes(4)
@@ -93,7 +93,7 @@ def test_the_number_of_streams_of_a_desktop_is_limited_and_an_ended_one_makes_ro
 
 
 @pytest.mark.parametrize(("width", "interval_s"), [(63, 0.5), (1921, 0.5), (480, 0.01), (480, float("nan"))])
-def test_a_stream_with_a_wrong_number_is_refused(width: int, interval_s: float) -> None:
+def test_a_stream_with_an_invalid_width_or_interval_is_refused(width: int, interval_s: float) -> None:
     with pytest.raises(ValueError, match="must be"):
         Frames(Screen(64, 64)).stream(width, interval_s)
 
@@ -119,7 +119,7 @@ async def frames_of(client: GuestClient) -> list[bytes]:
     return [picture async for picture in client.frames(width=480, interval_s=0.5)]
 
 
-async def test_frames_are_read_however_the_bytes_arrive() -> None:
+async def test_frames_are_read_from_bytes_that_arrive_in_any_pieces() -> None:
     whole = record(JPEG) + record(b"") + record(JPEG + b"2")
     assert await frames_of(guest(sent(whole))) == [JPEG, JPEG + b"2"]
     assert await frames_of(guest(sent(*(whole[at : at + 1] for at in range(len(whole)))))) == [JPEG, JPEG + b"2"]
@@ -139,7 +139,7 @@ async def test_a_guest_that_sends_something_else_is_refused(answer: Any, error: 
         await frames_of(guest(answer))
 
 
-async def test_a_guest_that_is_gone_is_named() -> None:
+async def test_the_error_for_a_guest_that_is_gone_names_the_guest() -> None:
     def gone(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("no socket")
 
@@ -186,7 +186,7 @@ def parsed(found: bytes) -> tuple[str, bytes]:
     return head["replica"], found[start:]
 
 
-async def test_all_who_watch_a_replica_share_one_stream_of_it() -> None:
+async def test_all_watchers_of_a_replica_share_one_stream() -> None:
     one, other = Guest(), Guest()
     screens = LiveScreens(pool_of(one, other))
     first, second = screens.stream(["r0", "r1", "unknown"], 480), screens.stream(["r0"], 480)
@@ -205,7 +205,7 @@ async def test_all_who_watch_a_replica_share_one_stream_of_it() -> None:
     assert one.num_streams == 0
 
 
-async def test_who_comes_later_sees_the_present_frame_at_once() -> None:
+async def test_a_later_watcher_gets_the_current_frame_at_once() -> None:
     one = Guest()
     screens = LiveScreens(pool_of(one))
     first = screens.stream(["r0"], 480)

@@ -1,4 +1,4 @@
-"""What a host must have, how its lack is told, and what goes into an image."""
+"""What a host must have, how a missing part is reported, and what goes into an image."""
 
 import threading
 from pathlib import Path
@@ -19,7 +19,7 @@ from osworld_pipeline.errors import DependencyError
         ("user/max_user_namespaces", "0", "user.max_user_namespaces=15000"),
     ],
 )
-def test_a_forbidden_namespace_names_the_setting_and_the_way_out(
+def test_the_error_for_a_forbidden_namespace_names_the_setting_and_the_remedy(
     tmp_path: Path, name: str, value: str, remedy: str
 ) -> None:
     (tmp_path / "sys" / name).parent.mkdir(parents=True)
@@ -29,14 +29,14 @@ def test_a_forbidden_namespace_names_the_setting_and_the_way_out(
     assert f"sudo sysctl -w {remedy}" in message
 
 
-def test_an_unknown_refusal_repeats_what_bubblewrap_said(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_refusal_repeats_bubblewraps_message(tmp_path: Path) -> None:
     write_status(tmp_path, uid=1000, capabilities="0")
     message = str(explain_namespaces("bwrap: setting up uid map", proc=tmp_path))
     assert "bwrap: setting up uid map" in message
     assert "seccomp=unconfined" in message
 
 
-def test_root_of_a_container_without_the_right_to_mount_names_the_capability(tmp_path: Path) -> None:
+def test_the_error_for_root_of_a_container_that_may_not_mount_names_the_capability(tmp_path: Path) -> None:
     write_status(tmp_path, uid=0, capabilities="00000000800405fb")
     assert "--cap-add SYS_ADMIN" in str(explain_namespaces("unshare: unshare failed", proc=tmp_path))
     write_status(tmp_path, uid=0, capabilities="000001ffffffffff")
@@ -74,7 +74,7 @@ def test_parallel_builders_make_one_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.desktop
-def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DependencyError, match="cannot make the desktop image below"):
         ensure_image(tmp_path / "file" / "images", "b" * 64)

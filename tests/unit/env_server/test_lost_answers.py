@@ -1,4 +1,4 @@
-"""Our client and our server with a network between them that loses answers: everything happens once all the same."""
+"""Our client and our server with a network between them that loses answers: every call still happens only once."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from osworld_pipeline.rollout.env_client import EnvClient, EnvTimeouts
 
 
 class LossyNetwork:
-    """Hands every request on to the server, and breaks the connection instead of the answer to those it is told to."""
+    """Forwards every request to the server, and for the paths in `lost` breaks the connection instead of answering."""
 
     def __init__(self, server_port: int) -> None:
         self._server_port = server_port
@@ -57,7 +57,7 @@ async def lossy(folder: Path) -> AsyncIterator[tuple[Listening, LossyNetwork, En
             yield server, network, client
 
 
-async def test_lost_answers_cost_no_click_and_no_desktop(tmp_path: Path) -> None:
+async def test_lost_answers_cause_no_second_click_and_no_second_desktop(tmp_path: Path) -> None:
     async with lossy(tmp_path) as (server, network, client):
         network.lost = {b"/reset": 1, b"/step": 2, b"/evaluate": 1}
         desktop = client.desktop()

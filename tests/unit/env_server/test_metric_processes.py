@@ -1,4 +1,4 @@
-"""Metrics run where they can be ended: no pattern, no text and no file of a desktop holds up the server."""
+"""Metrics run in processes that can be ended: no pattern, text or file of a desktop blocks the server."""
 
 import asyncio
 import contextlib
@@ -41,10 +41,10 @@ async def metrics() -> AsyncIterator[MetricProcesses]:
 
 
 def at_work() -> list[psutil.Process]:
-    """The processes of metrics below this one that are the test's own."""
+    """The child processes of this one that run metrics and that the test started."""
     found = []
     for child in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+        with contextlib.suppress(psutil.Error):  # the process has ended
             if child.pid not in OTHERS and "metric_process" in " ".join(child.cmdline()):
                 found.append(child)
     return found
@@ -54,7 +54,7 @@ def text_file(text: str) -> ResultFile:
     return ResultFile(name="result.txt", data=text.encode())
 
 
-async def test_a_score_is_the_metrics_own_and_a_process_serves_many(metrics: MetricProcesses) -> None:
+async def test_the_score_is_that_of_the_metric_and_one_process_computes_many_scores(metrics: MetricProcesses) -> None:
     for _ in range(3):
         assert await metrics.run("exact_match", ["yes\n", {"expected": "yes\n"}], {}) == 1.0
         assert await metrics.run("literal_match", ["Yes", "yes"], {"ignore_case": True}) == 1.0
@@ -79,7 +79,7 @@ async def test_a_pattern_that_never_ends_scores_0_while_others_are_graded(
     assert "the metric check_list needs more than 1 s of CPU time" in caplog.text
 
 
-async def test_more_memory_than_there_may_be_scores_0(metrics: MetricProcesses) -> None:
+async def test_a_metric_that_exceeds_its_memory_limit_scores_0(metrics: MetricProcesses) -> None:
     bomb = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n"
         for before, name in zip("abcdefgh", "bcdefghi", strict=True)
@@ -90,12 +90,12 @@ async def test_more_memory_than_there_may_be_scores_0(metrics: MetricProcesses) 
     assert await metrics.run("fuzzy_match", [wide, {"expected": "y" * 1000}], {}) == 0.0
 
 
-async def test_more_than_is_read_scores_0_without_being_read(metrics: MetricProcesses) -> None:
+async def test_input_above_the_size_limit_scores_0_without_being_read(metrics: MetricProcesses) -> None:
     assert await metrics.run("exact_match", ["a" * (33 << 20), {"expected": "a"}], {}) == 0.0
     assert not at_work()
 
 
-async def test_a_process_that_died_meanwhile_is_replaced(metrics: MetricProcesses) -> None:
+async def test_a_process_that_died_between_metrics_is_replaced(metrics: MetricProcesses) -> None:
     assert await metrics.run("exact_match", ["a", {"expected": "a"}], {}) == 1.0
     (child,) = at_work()
     os.kill(child.pid, signal.SIGKILL)
@@ -111,7 +111,7 @@ async def test_a_grading_that_is_cancelled_leaves_no_process_at_work(metrics: Me
     assert await metrics.run("exact_match", ["a", {"expected": "a"}], {}) == 1.0
 
 
-async def test_a_machine_too_slow_to_grade_is_no_failure_of_the_policy(
+async def test_a_machine_too_slow_to_grade_is_not_a_failure_of_the_policy(
     metrics: MetricProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metric_processes, "WALL_LIMIT_S", 0.5)

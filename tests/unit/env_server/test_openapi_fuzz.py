@@ -1,4 +1,4 @@
-"""Requests made up from our own documentation: whatever is sent, the answer is never a server's error."""
+"""Requests generated from our own API documentation: none of them is answered with a server error."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_no_request_is_answered_with_a_server_error(url: str) -> None:
-    """On a live episode, so that more is tried than that ids are unknown."""
+    """The requests name a live episode, so that they do not only test unknown ids."""
     import schemathesis  # it takes longer than all other tests of this folder to import
 
     operations = [result.ok() for result in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations()]
@@ -53,7 +53,7 @@ def test_no_request_is_answered_with_a_server_error(url: str) -> None:
 
 
 def send_made_up(operation: Any, episode_id: str) -> None:
-    """Some that the documentation allows, and some that it forbids where there is anything to forbid."""
+    """Sends requests that the documentation allows and, if there is a body or a query, requests that it forbids."""
     from schemathesis import GenerationMode
 
     modes = [GenerationMode.POSITIVE]

@@ -68,7 +68,7 @@ def test_any_typed_text_arrives_exactly_unless_it_looks_like_the_next_call(typed
     assert call.args == (typed,)
 
 
-def test_join_after_typed_text_is_a_join_where_the_rest_can_be_read() -> None:
+def test_ampersand_after_typed_text_joins_calls_only_if_the_rest_can_be_parsed() -> None:
     joined = read_osgym_action("type(a & b)&hotkey(ctrl,s)&type(c)").calls
     assert joined == "pyautogui.write('a & b')\npyautogui.hotkey('ctrl', 's')\npyautogui.write('c')"
     assert read_osgym_action("type(f()&click(1,2))").calls == "pyautogui.write('f()&click(1,2)')"
@@ -84,13 +84,13 @@ def test_join_after_typed_text_is_a_join_where_the_rest_can_be_read() -> None:
         "import os", "pyautogui.click(1, 2)", "__import__('os').system('x')", "click(\u0661,\u0662)",
     ],
 )  # fmt: skip
-def test_anything_else_is_refused_with_a_sentence(text: str) -> None:
+def test_any_other_text_is_refused_with_one_clear_error(text: str) -> None:
     with pytest.raises(ActionParseError, match=r"\w+ \w+"):
         read_osgym_action(text)
 
 
 @pytest.mark.parametrize("text", ["press(ente)", "hotkey(ctrl,'c')", "hotkey(ctrl\n)exec(,a)", "type(\x01)"])
-def test_keys_that_nobody_has_are_refused_before_anything_is_pressed(text: str) -> None:
+def test_unknown_keys_are_refused_before_any_key_is_pressed(text: str) -> None:
     with pytest.raises(ActionParseError):
         read_calls(read_osgym_action(text).calls)
 

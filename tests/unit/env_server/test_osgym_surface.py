@@ -30,28 +30,28 @@ async def step(http: httpx.AsyncClient, vm_id: int, action: str = CLICK, **field
 
 
 def failure(answer: httpx.Response) -> tuple[int, str]:
-    told = answer.json()
-    assert set(told) == {"message", "fault"}
-    assert isinstance(told["message"], str)
-    return answer.status_code, told["fault"]
+    reported = answer.json()
+    assert set(reported) == {"message", "fault"}
+    assert isinstance(reported["message"], str)
+    return answer.status_code, reported["fault"]
 
 
-async def test_episode_as_osgyms_client_calls_it() -> None:
+async def test_episode_runs_with_the_calls_of_osgyms_client() -> None:
     async with surfaces() as served:
         http = await served.client(served.osgym())
         answer = await http.post("/reset", json={"task_config": {**TASK, "snapshot": "os"}, "timeout": 1000})
-        told = answer.json()
-        assert set(told) == {"screenshot", "problem", "vm_id"}
-        assert base64.b64decode(told["screenshot"]).startswith(PNG)
-        assert told["problem"] == "Write yes."
-        assert type(told["vm_id"]) is int
+        reported = answer.json()
+        assert set(reported) == {"screenshot", "problem", "vm_id"}
+        assert base64.b64decode(reported["screenshot"]).startswith(PNG)
+        assert reported["problem"] == "Write yes."
+        assert type(reported["vm_id"]) is int
         served.desktop.on_act = write_yes
-        vm_id = told["vm_id"]
-        told = (await step(http, vm_id)).json()
-        assert set(told) == {"screenshot", "is_finish", "reward"}
-        assert (told["is_finish"], told["reward"]) == (False, 0.0)
-        told = (await http.get("/screenshot", params={"vmId": vm_id})).json()
-        assert set(told) == {"screenshot", "vm_id"}
+        vm_id = reported["vm_id"]
+        reported = (await step(http, vm_id)).json()
+        assert set(reported) == {"screenshot", "is_finish", "reward"}
+        assert (reported["is_finish"], reported["reward"]) == (False, 0.0)
+        reported = (await http.get("/screenshot", params={"vmId": vm_id})).json()
+        assert set(reported) == {"screenshot", "vm_id"}
 
 
 async def test_finished_episode_is_graded_and_its_desktop_given_back() -> None:
@@ -59,8 +59,8 @@ async def test_finished_episode_is_graded_and_its_desktop_given_back() -> None:
         http = await served.client(served.osgym())
         vm_id = await reset(http)
         write_yes(served.desktop)
-        told = (await step(http, vm_id, "finish()")).json()
-        assert (told["is_finish"], told["reward"]) == (True, 1.0)
+        reported = (await step(http, vm_id, "finish()")).json()
+        assert (reported["is_finish"], reported["reward"]) == (True, 1.0)
         await until(lambda: served.pool.num_free == 1)
         assert failure(await step(http, vm_id)) == (400, "client_error")
         assert "finished; reset again" in (await step(http, vm_id)).json()["message"]
@@ -76,11 +76,11 @@ async def test_finish_after_a_lost_answer_is_answered_the_same_and_graded_once()
         assert served.episodes.outcomes == {"evaluated": 1}
 
 
-async def test_call_user_is_giving_up() -> None:
+async def test_call_user_counts_as_giving_up() -> None:
     async with surfaces() as served:
         http = await served.client(served.osgym())
-        told = (await step(http, await reset(http, INFEASIBLE), "call_user()")).json()
-        assert (told["is_finish"], told["reward"]) == (True, 1.0)
+        reported = (await step(http, await reset(http, INFEASIBLE), "call_user()")).json()
+        assert (reported["is_finish"], reported["reward"]) == (True, 1.0)
 
 
 async def test_joined_calls_are_sent_in_one_piece() -> None:
@@ -96,8 +96,8 @@ async def test_screenshot_is_fresh() -> None:
         http = await served.client(served.osgym())
         vm_id = await reset(http)
         served.desktop.screen = 77
-        told = (await http.get("/screenshot", params={"vmId": vm_id})).json()
-        assert (base64.b64decode(told["screenshot"]), told["vm_id"]) == (PNG + b"77", vm_id)
+        reported = (await http.get("/screenshot", params={"vmId": vm_id})).json()
+        assert (base64.b64decode(reported["screenshot"]), reported["vm_id"]) == (PNG + b"77", vm_id)
 
 
 # What OSGym's own server gets wrong
@@ -126,7 +126,7 @@ async def test_slow_vm_does_not_hold_up_the_others_of_its_port() -> None:
         assert (await waiting).status_code == 200
 
 
-async def test_client_of_another_address_is_refused_with_a_sentence() -> None:
+async def test_client_from_another_address_is_refused_with_one_clear_error() -> None:
     allowed = ServerSettings.from_environment({"OSGYM_ALLOWED_IPS": "127.0.0.1, 10.1.0.0/16"}).osgym_allowed_ips
     async with surfaces() as served:
         app = served.osgym(allowed=allowed)
@@ -145,7 +145,7 @@ async def test_client_of_another_address_is_refused_with_a_sentence() -> None:
             await http.post("/shutdown", json={"vm_id": await reset(http)})
 
 
-async def test_a_port_answers_programs_of_other_machines_by_any_name_and_no_browser() -> None:
+async def test_a_port_answers_programs_of_other_machines_under_any_host_name_and_refuses_browsers() -> None:
     """OSGym's own client sends no token."""
     environment = {"OSGYM_ALLOWED_IPS": "10.1.0.0/16"}
     async with surfaces(environment=environment) as served:
@@ -166,13 +166,13 @@ def test_ports_without_a_list_of_addresses_are_not_served() -> None:
         ServerSettings.from_environment({}, osgym={"ports": [20000]})
     with pytest.raises(SettingsError, match=r"OSGYM_ALLOWED_IPS: 'here'"):
         ServerSettings.from_environment({"OSGYM_ALLOWED_IPS": "127.0.0.1,here"})
-    told = ServerSettings.from_environment(
+    reported = ServerSettings.from_environment(
         {}, osgym={"ports": [20000]}, osgym_allowed_ips=["10.0.0.1"]
     ).osgym_allowed_ips
-    assert list(map(str, told)) == ["10.0.0.1/32"]
+    assert list(map(str, reported)) == ["10.0.0.1/32"]
 
 
-async def test_vm_that_nobody_uses_is_closed_and_its_number_is_not_used_again() -> None:
+async def test_unused_vm_is_closed_and_its_number_is_not_used_again() -> None:
     async with surfaces() as served:
         http = await served.client(served.osgym())
         vm_id = await reset(http, idle_s=0.01)
@@ -204,7 +204,7 @@ async def test_lost_desktop_is_a_fault_and_every_later_call_says_reset_again() -
         assert served.episodes.outcomes == {"env_fault": 1}
 
 
-async def test_grader_that_crashes_is_a_fault_and_no_zero() -> None:
+async def test_grader_that_crashes_is_a_fault_and_not_a_zero() -> None:
     async with surfaces() as served:
         http = await served.client(served.osgym())
         vm_id = await reset(http, CRASHING)
@@ -229,8 +229,8 @@ async def test_tampering_finishes_the_episode_with_a_reward_of_zero() -> None:
         assert served.episodes.outcomes == {"tampering": 1}
 
 
-async def test_refused_action_does_nothing_and_is_a_wait_when_it_comes_again() -> None:
-    """Its client would send it for ever."""
+async def test_refused_action_does_nothing_and_counts_as_a_wait_when_it_is_sent_again() -> None:
+    """OSGym's client would send it again without end."""
     async with surfaces() as served:
         http = await served.client(served.osgym())
         vm_id = await reset(http)
@@ -265,7 +265,7 @@ async def test_step_sent_again_with_its_number_clicks_once() -> None:
 # Workers
 
 
-async def test_vm_numbers_are_a_workers_own() -> None:
+async def test_vm_numbers_are_valid_only_for_their_worker() -> None:
     async with surfaces(2) as served:
         first, second = await served.client(served.osgym()), await served.client(served.osgym())
         vm_id = await reset(first)
@@ -275,7 +275,7 @@ async def test_vm_numbers_are_a_workers_own() -> None:
         assert (await step(first, vm_id)).status_code == 200
 
 
-async def test_shutdown_of_all_closes_those_of_this_client_at_this_worker() -> None:
+async def test_shutdown_of_all_closes_only_the_vms_of_this_client_at_this_worker() -> None:
     async with surfaces(4) as served:
         app = served.osgym()
         mine, yours = await served.client(app), await served.client(app, "10.0.0.2")
@@ -287,7 +287,7 @@ async def test_shutdown_of_all_closes_those_of_this_client_at_this_worker() -> N
         assert (await step(yours, kept)).status_code == 200
 
 
-async def test_shutdown_twice_is_no_error_and_of_an_unknown_vm_is_one() -> None:
+async def test_second_shutdown_is_not_an_error_and_shutdown_of_an_unknown_vm_is_one() -> None:
     async with surfaces() as served:
         http = await served.client(served.osgym())
         vm_id = await reset(http)
@@ -311,7 +311,7 @@ async def test_worker_holds_no_more_than_its_share() -> None:
         assert await waiting
 
 
-async def test_reset_that_is_given_up_holds_neither_desktop_nor_share() -> None:
+async def test_cancelled_reset_holds_neither_desktop_nor_share() -> None:
     slow = {**TASK, "config": [{"type": "sleep", "parameters": {"seconds": 30}}]}
     async with surfaces() as served:
         worker = served.worker(max_vms=1)
@@ -327,10 +327,10 @@ async def test_reset_that_is_given_up_holds_neither_desktop_nor_share() -> None:
         assert await worker.reset(TASK, timeout_s=10, client_id="b")
 
 
-# Requests that are none
+# Invalid requests
 
 
-async def test_request_that_is_no_message_is_400_with_a_sentence() -> None:
+async def test_request_that_is_not_a_message_is_400_with_one_clear_error() -> None:
     requests: list[tuple[str, Any]] = [
         ("/reset", {"task_config": TASK}),
         ("/reset", {"task_config": TASK, "timeout": 0}),
@@ -354,7 +354,7 @@ async def test_request_that_is_no_message_is_400_with_a_sentence() -> None:
         assert served.pool.num_free == 1
 
 
-async def test_body_that_is_no_json_is_400_and_a_path_that_is_none_404() -> None:
+async def test_body_that_is_not_json_is_400_and_an_unknown_path_is_404() -> None:
     async with surfaces() as served:
         http = await served.client(served.osgym())
         headers = {"content-type": "application/json"}
@@ -366,18 +366,18 @@ async def test_body_that_is_no_json_is_400_and_a_path_that_is_none_404() -> None
 # On the main port
 
 
-async def test_main_port_has_the_surface_under_a_prefix_behind_its_own_token() -> None:
+async def test_main_port_serves_the_surface_under_a_prefix_and_requires_its_own_token() -> None:
     async with surfaces(has_main_port=True, environment={"ENV_SERVER_TOKEN": "secret"}, osgym={"pause_s": 0}) as served:
         http = await served.client()
         body = {"task_config": TASK, "timeout": 10}
         assert (await http.post("/osgym/reset", json=body)).status_code == 401
         http.headers["Authorization"] = "Bearer secret"
-        told = (await http.post("/osgym/reset", json=body)).json()
-        answer = await http.post("/osgym/step", json={"action": "finish()", "vm_id": told["vm_id"]})
+        reported = (await http.post("/osgym/reset", json=body)).json()
+        answer = await http.post("/osgym/step", json={"action": "finish()", "vm_id": reported["vm_id"]})
         assert (answer.json()["is_finish"], answer.json()["reward"]) == (True, 0.0)
 
 
-async def test_main_port_asks_for_the_address_too_where_there_is_a_list() -> None:
+async def test_main_port_checks_the_client_address_too_if_there_is_a_list() -> None:
     async with surfaces(has_main_port=True, environment={"OSGYM_ALLOWED_IPS": "10.0.0.1"}) as served:
         answer = await (await served.client()).get("/osgym/screenshot?vmId=1")
         assert failure(answer) == (403, "client_error")

@@ -1,4 +1,4 @@
-"""`env-server osgym start|stop|status` without desktops: which ports, which process, and which processes not."""
+"""`env-server osgym start|stop|status` without desktops: the ports, the process, and the processes left alone."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def test_stop_kills_what_does_not_end_in_time(
 
 
 @pytest.mark.parametrize("changes", [{"start_ticks": 1}, {"boot_id": "another boot"}])
-def test_process_that_has_the_number_by_chance_is_left_alone(
+def test_unrelated_process_with_the_same_number_is_left_alone(
     tmp_path: Path, sleeper: Sleeper, changes: dict[str, object]
 ) -> None:
     stranger = sleeper(SLEEP)
@@ -112,7 +112,7 @@ def test_process_that_has_the_number_by_chance_is_left_alone(
     assert stranger.poll() is None
 
 
-def test_dead_process_that_nobody_has_waited_for_does_not_run(tmp_path: Path, sleeper: Sleeper) -> None:
+def test_zombie_process_does_not_count_as_running(tmp_path: Path, sleeper: Sleeper) -> None:
     process = sleeper("")
     remember(tmp_path, process.pid)
     deadline = time.monotonic() + 5
@@ -138,13 +138,15 @@ def test_state_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
         ("10.0.0.7", True, "127.0.0.1"),
     ],
 )
-def test_ports_are_bound_beyond_loopback_only_for_a_client_that_is_elsewhere(
+def test_ports_are_bound_beyond_loopback_only_for_a_client_on_another_machine(
     allowed: str, is_local: bool, host: str
 ) -> None:
     assert host_for({"OSGYM_ALLOWED_IPS": allowed}, is_local=is_local) == host
 
 
-def test_start_says_that_it_runs_already(tmp_path: Path, sleeper: Sleeper, capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_reports_that_the_workers_already_run(
+    tmp_path: Path, sleeper: Sleeper, capsys: pytest.CaptureFixture[str]
+) -> None:
     running = sleeper(SLEEP)
     remember(tmp_path, running.pid)
     (tmp_path / "config.yaml").write_text("ports: [20000, 20001]")
@@ -169,7 +171,7 @@ def test_start_without_a_list_of_addresses_fails_in_one_sentence_and_leaves_noth
 def test_start_that_takes_too_long_ends_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stand-in for the server that never gets ready, and notes its number."""
+    """The stand-in for the server is never ready, and writes its process number to a file."""
     stand_in = tmp_path / "python"
     stand_in.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     stand_in.chmod(0o755)
@@ -182,7 +184,7 @@ def test_start_that_takes_too_long_ends_the_server(
     assert not (tmp_path / STATE_FILE).exists()
 
 
-def test_wrong_option_of_the_server_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_option_of_the_server_is_reported_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("ports: [20000]")
     with pytest.raises(SystemExit):
         osgym("start", "--config", tmp_path / "config.yaml", "--state-dir", tmp_path, "--providr", "local")
@@ -201,19 +203,19 @@ def test_ports_are_read_from_osgyms_own_file(tmp_path: Path) -> None:
     "text",
     ["", "ports:", "ports: []", "ports: [a]", "ports: [1, 1]", "ports: [70000]", "ports: 5", "- 1", "a: [", "\t"],
 )
-def test_file_without_ports_is_refused_with_a_sentence(tmp_path: Path, text: str) -> None:
+def test_file_without_ports_is_refused_with_one_clear_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(SettingsError, match=r"config\.yaml"):
         read_ports(path)
 
 
-def test_missing_file_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_missing_file_is_refused_with_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"give OSGym's config\.yaml with --config"):
         read_ports(tmp_path / "none.yaml")
 
 
-def test_state_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_state_file_is_accessible_only_to_its_owner(tmp_path: Path) -> None:
     state = WorkersState(pid=1, start_ticks=1, boot_id="b", ports=(1,), host="h")
     osgym_workers._write_state(tmp_path, state)
     assert (tmp_path / STATE_FILE).stat().st_mode & 0o777 == 0o600

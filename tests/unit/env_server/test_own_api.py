@@ -1,4 +1,4 @@
-"""Our own API over desktops in memory: named episodes, numbered steps, images in the format that is asked for."""
+"""Our own API over desktops in memory: named episodes, numbered steps, images in the requested format."""
 
 import base64
 import io
@@ -43,7 +43,7 @@ def parts_of(answer: httpx.Response) -> list[Message]:
     return parts  # pyright: ignore[reportReturnType]
 
 
-async def test_episode_from_its_opening_to_its_end() -> None:
+async def test_episode_runs_from_its_opening_to_its_end() -> None:
     async with serving() as server:
         answer = (await server.post("/v1/episodes", request_id="r", task_config=TASK, client_id="me")).json()
         assert (answer["provider"], answer["replica_id"]) == ("fake", "fake-0")
@@ -68,7 +68,7 @@ async def test_opening_sent_twice_under_its_name_gets_one_episode() -> None:
         assert server.provider.desktops[0].num_resets == 0
 
 
-async def test_step_sent_twice_is_said_to_be_repeated_and_happens_once() -> None:
+async def test_step_sent_twice_is_marked_as_repeated_and_executed_once() -> None:
     async with serving() as server:
         url = await opened(server)
         body = {"step": 1, "action": "pyautogui.press('a')", "pause": 0}
@@ -87,7 +87,7 @@ async def test_step_may_ask_for_an_adaptive_pause() -> None:
         assert server.provider.desktops[0].settles_s == [None, 0.01]
 
 
-async def test_step_that_is_no_step_is_422_and_not_done() -> None:
+async def test_invalid_step_is_422_and_not_executed() -> None:
     wait = {"step": 1, "action": "WAIT"}
     wrong: list[dict[str, Any]] = [
         {"action": "WAIT"},
@@ -105,16 +105,16 @@ async def test_step_that_is_no_step_is_422_and_not_done() -> None:
         assert (await server.http.get(url)).json()["num_steps"] == 0
 
 
-async def test_observation_comes_in_two_parts_for_whom_it_asks_for_it() -> None:
+async def test_observation_comes_in_two_parts_for_a_client_that_accepts_multipart() -> None:
     headers = {"accept": "multipart/mixed"}
     async with serving() as server:
         with_pictures(server, "jpeg")
         url = await opened(server)
         body = {"step": 1, "action": "WAIT", "pause": 0, "image_format": "jpeg"}
         answer = await server.http.post(f"{url}/steps", json=body, headers=headers)
-        told, image = parts_of(answer)
-        assert told.get_content_type() == "application/json"
-        assert b'"screenshot_format":"jpeg"' in told.get_payload(decode=True)  # pyright: ignore[reportOperatorIssue]
+        reported, image = parts_of(answer)
+        assert reported.get_content_type() == "application/json"
+        assert b'"screenshot_format":"jpeg"' in reported.get_payload(decode=True)  # pyright: ignore[reportOperatorIssue]
         assert b"screenshot_base64" not in answer.content
         assert image.get_content_type() == "image/jpeg"
         assert PICTURES["jpeg"] in answer.content
@@ -122,7 +122,7 @@ async def test_observation_comes_in_two_parts_for_whom_it_asks_for_it() -> None:
         assert PICTURES["jpeg"] in again.content
 
 
-async def test_image_format_and_quality_are_a_steps_own() -> None:
+async def test_each_step_has_its_own_image_format_and_quality() -> None:
     async with serving() as server:
         with_pictures(server, "png", "webp")
         url = await opened(server)
@@ -132,8 +132,8 @@ async def test_image_format_and_quality_are_a_steps_own() -> None:
             assert answer["observation"]["screenshot_format"] == (wanted or "png")
 
 
-async def test_screenshot_has_the_format_that_is_asked_for() -> None:
-    """The desktop answers PNG and WebP itself; for JPEG its PNG is encoded anew."""
+async def test_screenshot_has_the_requested_format() -> None:
+    """The desktop itself answers PNG and WebP; for JPEG its PNG is re-encoded."""
     async with serving() as server:
         with_pictures(server, "png", "webp")
         server.provider.desktops[0].pictures["jpeg"] = PICTURES["png"]
@@ -155,7 +155,7 @@ async def test_screenshot_has_the_format_that_is_asked_for() -> None:
                 assert image.format == expected.upper()
 
 
-async def test_what_a_guest_shows_is_resized_where_it_does_not_do_so_itself() -> None:
+async def test_image_of_a_guest_is_resized_if_the_guest_does_not_resize_it() -> None:
     async with serving() as server:
         with_pictures(server, "png")
         url = await opened(server, env_config={"image_size": [64, 32]})
@@ -171,7 +171,7 @@ async def test_image_size_of_no_pixels_is_refused() -> None:
         assert (await server.post("/v1/episodes", **body)).status_code == 422
 
 
-async def test_screenshot_that_there_is_not_is_refused() -> None:
+async def test_invalid_request_for_a_screenshot_is_refused() -> None:
     async with serving() as server:
         with_pictures(server, "png")
         url = await opened(server)
@@ -198,7 +198,7 @@ async def test_fresh_look_differs_from_the_last_observation() -> None:
         assert (await server.http.get(f"{url}/screenshot")).content == PNG + b"9"
 
 
-async def test_replicas_say_what_they_do_and_why_they_failed() -> None:
+async def test_replicas_are_listed_with_their_state_and_the_reason_of_their_failure() -> None:
     async with serving(2) as server:
         await opened(server)
         server.provider.desktops[1].alive = False
@@ -212,7 +212,7 @@ async def test_replicas_say_what_they_do_and_why_they_failed() -> None:
         assert replaced["episode"] is None
 
 
-async def test_replicas_screen_is_seen_without_touching_its_episode() -> None:
+async def test_screenshot_of_a_replica_does_not_affect_its_episode() -> None:
     async with serving() as server:
         with_pictures(server, "png")
         url = await opened(server)
@@ -223,14 +223,14 @@ async def test_replicas_screen_is_seen_without_touching_its_episode() -> None:
         assert fault(await server.http.get("/v1/replicas/fake-7/screenshot")) == (404, "client_error")
 
 
-async def test_replica_that_shows_nothing_is_503() -> None:
+async def test_screenshot_of_a_dead_replica_is_503() -> None:
     async with serving() as server:
         server.provider.desktops[0].alive = False
         answer = await server.http.get("/v1/replicas/fake-0/screenshot")
         assert fault(answer) == (503, "no_capacity")
 
 
-async def test_video_is_begun_ended_and_fetched_and_what_cannot_be_is_no_fault_of_the_episode() -> None:
+async def test_video_is_started_ended_and_fetched_and_a_refused_call_is_not_a_fault_of_the_episode() -> None:
     async with serving() as server:
         url = await opened(server)
         assert fault(await server.post(f"{url}/recording/end")) == (409, "client_error")
@@ -242,7 +242,7 @@ async def test_video_is_begun_ended_and_fetched_and_what_cannot_be_is_no_fault_o
         assert server.app.state.episodes.outcomes == {"closed": 1}
 
 
-async def test_server_says_what_its_figures_depend_on() -> None:
+async def test_server_reports_the_settings_that_its_figures_depend_on() -> None:
     async with serving(3, screen_width=640, screen_height=480) as server:
         fields = (await server.http.get("/v1/server")).json()
         assert (fields["provider"], fields["num_replicas"], fields["screen_size"]) == ("fake", 3, [640, 480])
@@ -250,7 +250,7 @@ async def test_server_says_what_its_figures_depend_on() -> None:
         assert fields["limits"]["idle_ttl_s"] == 900
 
 
-async def test_a_cordoned_server_refuses_new_episodes_and_goes_on_with_the_others() -> None:
+async def test_a_cordoned_server_refuses_new_episodes_and_continues_the_others() -> None:
     async with serving(2) as server:
         url = await opened(server)
         assert (await server.post("/v1/server/cordon", is_cordoned=True)).status_code == 204
@@ -262,7 +262,7 @@ async def test_a_cordoned_server_refuses_new_episodes_and_goes_on_with_the_other
         assert (await server.post("/v1/episodes", request_id="another", task_config=TASK)).status_code == 201
 
 
-async def test_a_drain_needs_a_deadline_and_nothing_else() -> None:
+async def test_a_drain_request_needs_a_valid_deadline_and_no_other_field() -> None:
     bodies: list[dict[str, Any]] = [
         {},
         {"deadline_s": -1},

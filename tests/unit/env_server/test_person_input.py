@@ -1,4 +1,4 @@
-"""A person's input: only where the server allows it, only what an action may be, and never without a mark."""
+"""A person's input: only if the server allows it, only valid actions, and always marked."""
 
 import asyncio
 from typing import Any
@@ -27,7 +27,7 @@ async def take(server: Server, episode_id: str, *, after: int = 0, wait: float =
     return answer.json()
 
 
-async def test_without_the_switch_no_input_is_accepted() -> None:
+async def test_without_allow_takeover_no_input_is_accepted() -> None:
     async with serving() as server:
         episode_id = await server.reset()
         for path, body in (("inputs", {"action": CLICK}), ("next", {"after": 0})):
@@ -38,7 +38,7 @@ async def test_without_the_switch_no_input_is_accepted() -> None:
         assert (await server.post("/evaluate", episode_id=episode_id)).status_code == 200
 
 
-async def test_with_a_token_an_input_needs_it() -> None:
+async def test_an_input_needs_the_token_if_the_server_has_one() -> None:
     async with serving(environment={"ENV_SERVER_TOKEN": "secret"}, allow_takeover=True) as server:
         assert (await send(server, "any")).status_code == 401
 
@@ -71,7 +71,7 @@ async def test_an_input_is_executed_between_steps_and_touches_the_episode_for_ev
     ["import os", "os.system('id')", "pyautogui.click(open('/etc/passwd'))", "pyautogui.screenshot()", "", "WAIT",
      "DONE", "FAIL", "time.sleep(3600)", "pyautogui.press('a', presses=1e8, interval=1)"],
 )  # fmt: skip
-async def test_what_is_no_action_is_refused_and_marks_nothing(action: str) -> None:
+async def test_an_input_that_is_not_an_action_is_refused_and_marks_nothing(action: str) -> None:
     async with serving(allow_takeover=True) as server:
         episode_id = await server.reset()
         assert fault(await send(server, episode_id, action)) == (400, "client_error")
@@ -89,7 +89,7 @@ async def test_a_graded_episode_takes_no_input_and_keeps_its_reward() -> None:
         assert (await server.post("/evaluate", episode_id=episode_id)).json()["reward"] == 1.0
 
 
-async def test_inputs_wait_for_their_turn_in_a_bounded_number() -> None:
+async def test_the_number_of_inputs_that_wait_for_their_turn_is_bounded() -> None:
     async with serving(allow_takeover=True) as server:
         episode_id = await server.reset()
         desktop = server.provider.desktops[0]
@@ -105,7 +105,7 @@ async def test_inputs_wait_for_their_turn_in_a_bounded_number() -> None:
         assert episode.num_person_inputs == len(desktop.acts) == MAX_WAITING
 
 
-async def test_a_desktop_that_dies_after_a_persons_input_is_no_tampering_of_the_policy() -> None:
+async def test_a_desktop_that_dies_after_a_persons_input_is_not_tampering_by_the_policy() -> None:
     async with serving(allow_takeover=True) as server:
         episode_id = await server.reset()
         await send(server, episode_id)
@@ -115,7 +115,7 @@ async def test_a_desktop_that_dies_after_a_persons_input_is_no_tampering_of_the_
         assert fault(answer) == (500, "touched")
 
 
-async def test_our_own_client_gets_no_reward_of_a_touched_episode_and_knows_how_often_it_was_touched() -> None:
+async def test_our_own_client_gets_no_reward_for_a_touched_episode_and_gets_its_number_of_inputs() -> None:
     async with serving(allow_takeover=True) as server:
         transport = httpx.ASGITransport(app=server.app)
         async with EnvClient("http://localhost", transport=transport) as client:

@@ -1,4 +1,4 @@
-"""The pool: warm desktops, fair and bounded waiting, replacement of the dead."""
+"""The pool: warm desktops, fair and bounded waiting, replacement of dead desktops."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,7 +13,7 @@ from osworld_pipeline.errors import DependencyError, NoCapacityError, ReplicaErr
 
 
 class Latecomer(FakeProvider):
-    """The second replica waits for what it is given late."""
+    """The start of the second replica waits until `is_late` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ async def test_retry_after_grows_with_the_queue_and_with_how_long_leases_take_an
             await asyncio.gather(*waiting, return_exceptions=True)
 
 
-async def test_replica_tells_its_state_from_start_to_replacement() -> None:
+async def test_state_of_a_replica_is_reported_from_start_to_replacement() -> None:
     provider = FakeProvider()
     async with started(fake_pool(provider)) as pool:
         (replica,) = pool.replicas
@@ -141,7 +141,7 @@ async def test_clients_take_turns_and_each_is_served_in_its_order() -> None:
     assert served == ["g1", "m1", "g2", "g3"]
 
 
-async def test_dead_desktop_is_replaced_while_nobody_uses_it() -> None:
+async def test_dead_desktop_is_replaced_while_it_is_not_in_use() -> None:
     provider = FakeProvider()
     async with started(fake_pool(provider)) as pool:
         provider.desktops[0].alive = False
@@ -250,7 +250,7 @@ async def test_a_cordoned_pool_grants_no_lease_until_it_is_opened_again() -> Non
             assert not pool.is_draining
 
 
-async def test_draining_answers_those_who_wait_at_once() -> None:
+async def test_draining_answers_waiting_clients_at_once() -> None:
     async with started(fake_pool(FakeProvider(), queue_timeout_s=30.0)) as pool, pool.lease_replica("a"):
 
         async def wait() -> None:
@@ -264,7 +264,7 @@ async def test_draining_answers_those_who_wait_at_once() -> None:
             await asyncio.wait_for(waiting, 1.0)
 
 
-async def test_who_gives_up_in_the_moment_of_being_served_loses_no_desktop() -> None:
+async def test_no_desktop_is_lost_when_a_client_gives_up_while_it_is_being_served() -> None:
     provider = FakeProvider()
     async with started(fake_pool(provider, queue_timeout_s=30.0)) as pool:
 

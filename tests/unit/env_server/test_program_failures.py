@@ -1,4 +1,4 @@
-"""How the programs of servers fail: one sentence and a file with the traceback, unless --debug asks for it."""
+"""How the programs of servers fail: with one sentence and a file with the traceback, unless --debug prints it."""
 
 import json
 import tempfile
@@ -28,7 +28,7 @@ def program(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
     return request.param
 
 
-def test_a_defect_is_one_sentence_and_its_traceback_is_a_file(
+def test_a_defect_is_reported_in_one_sentence_and_its_traceback_is_in_a_file(
     program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert PROGRAMS[program].main([]) == 1
@@ -92,7 +92,7 @@ def test_an_interrupt_has_the_status_of_the_shell(
     assert json.loads(capsys.readouterr().err)["error"]["type"] == "Interrupted"
 
 
-def test_the_image_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_image_prints_the_image_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / f"base-{recipe_digest()[:24]}"
     folder.mkdir()
     (folder / "manifest.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Client and server of one protocol are used together, and no others: real servers over desktops in memory."""
+"""A client and a server work together only if they have the same protocol: real servers over desktops in memory."""
 
 from pathlib import Path
 

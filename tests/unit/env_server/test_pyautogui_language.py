@@ -93,7 +93,7 @@ def test_text_near_the_grammar_is_calls_or_a_parse_error(text: str) -> None:
         "pyautogui.write('" + "a" * 70_000 + "')",
     ],
 )
-def test_everything_else_is_refused(text: str) -> None:
+def test_text_outside_the_language_is_refused(text: str) -> None:
     with pytest.raises(ActionParseError):
         parse_pyautogui(text)
 
@@ -119,7 +119,7 @@ def test_list_arguments_become_tuples() -> None:
     assert parse_pyautogui("pyautogui.press(['a', 'b'])") == (Call(name="press", args=(("a", "b"),)),)
 
 
-def test_language_and_guest_know_the_same_calls() -> None:
+def test_language_and_guest_have_the_same_calls() -> None:
     assert frozenset(guest_calls.CALL_NAMES) == CALL_NAMES
 
 

@@ -1,4 +1,4 @@
-"""The command line of a machine, the digests that name what was saved of it, and the choice of an accelerator."""
+"""The command line of a machine, the digests that name its saved states, and the choice of an accelerator."""
 
 import itertools
 import json
@@ -133,7 +133,7 @@ async def test_kvm_is_used_only_when_a_kernel_boots_and_the_answer_is_kept(tmp_p
         assert boots.count == 1
 
 
-async def test_kvm_that_is_demanded_and_not_there_is_an_error(tmp_path: Path, kernel: Path) -> None:
+async def test_kvm_that_is_required_and_missing_is_an_error(tmp_path: Path, kernel: Path) -> None:
     for wanted in ("auto", "tcg"):
         missing = tmp_path / "none"
         assert (
@@ -143,7 +143,7 @@ async def test_kvm_that_is_demanded_and_not_there_is_an_error(tmp_path: Path, ke
         await choose_accelerator("kvm", kernel=kernel, initrd=kernel, state_dir=tmp_path, device=tmp_path / "none")
 
 
-def test_an_image_that_is_no_qcow2_is_refused(tmp_path: Path) -> None:
+def test_an_image_that_is_not_qcow2_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DependencyError, match="there is no disk image"):
         ForeignImage(tmp_path / "missing.qcow2")
     (tmp_path / "disk.img").write_bytes(b"\0" * 512)

@@ -1,4 +1,4 @@
-"""What a machine's image is made of, and how it comes to be: whole or not at all."""
+"""What a machine's image is made of, and how it is built: completely or not at all."""
 
 import io
 import tarfile
@@ -62,7 +62,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
-def test_what_a_killed_builder_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_files_that_a_killed_builder_left_are_removed_by_the_next_one(tmp_path: Path) -> None:
     (tmp_path / ".base-killed" / "out").mkdir(parents=True)
     build_image(tmp_path, make=fake_disk)
     assert not (tmp_path / ".base-killed").exists()
@@ -80,7 +80,7 @@ def test_a_base_image_is_named_by_its_package_versions_too(tmp_path: Path) -> No
     assert first.digest != second.digest
 
 
-def test_a_folder_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DependencyError, match="cannot build the machines' image below"):
         build_image(tmp_path / "file" / "images", make=fake_disk)
@@ -97,7 +97,7 @@ def test_a_lock_that_stays_taken_is_an_error(tmp_path: Path) -> None:
         pass
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_matching_folders_are_kept(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"state-{number}").mkdir()
         (tmp_path / f"state-{number}" / "ram").write_text("")
@@ -118,7 +118,7 @@ def test_the_guest_files_are_the_same_bytes_each_time_and_hold_what_the_agent_ne
     assert not {"usr/local/bin/sudo", "etc/passwd", "etc/shadow"} & set(members), "a machine has its own"
 
 
-def test_packages_come_from_where_the_hosts_apt_gets_them(tmp_path: Path) -> None:
+def test_packages_come_from_the_apt_sources_of_the_host(tmp_path: Path) -> None:
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / "sources.list").write_text(
         f"# deb http://commented.example/debian {SUITE} main\n"
@@ -136,6 +136,6 @@ def test_packages_come_from_where_the_hosts_apt_gets_them(tmp_path: Path) -> Non
     )
 
 
-def test_a_host_without_this_debian_leaves_the_choice_to_mmdebstrap(tmp_path: Path) -> None:
+def test_mmdebstrap_chooses_the_sources_if_the_host_has_none_of_this_debian_release(tmp_path: Path) -> None:
     (tmp_path / "sources.list").write_text("deb http://archive.example/ubuntu noble main\n")
     assert host_sources(tmp_path) == ()

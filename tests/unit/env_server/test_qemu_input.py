@@ -40,7 +40,7 @@ def keys_of(*calls: GuestCall) -> list[str]:
         ("Esc", ("esc",)), ("f12", ("f12",)), ("win", ("meta_l",)), ("num5", ("kp_5",)), ("pagedown", ("pgdn",)),
     ],
 )  # fmt: skip
-def test_a_key_name_or_character_stands_for_keys(key: str, qcodes: tuple[str, ...]) -> None:
+def test_a_key_name_or_character_is_translated_to_keys(key: str, qcodes: tuple[str, ...]) -> None:
     assert qcodes_of(key) == qcodes
 
 
@@ -60,7 +60,7 @@ def test_most_key_names_have_a_key() -> None:
 
 
 @pytest.mark.parametrize("key", ["é", "€", "f13", "nonsense", ""])
-def test_what_a_us_keyboard_lacks_is_refused(key: str) -> None:
+def test_a_key_that_a_us_keyboard_lacks_is_refused(key: str) -> None:
     with pytest.raises(ActionParseError, match="an emulated US keyboard has no key"):
         qcodes_of(key)
 
@@ -69,7 +69,7 @@ def test_a_chord_is_pressed_in_order_and_released_in_reverse() -> None:
     assert keys_of(call("hotkey", "ctrl", "alt", "T")) == ["+ctrl", "+alt", "+t", "-t", "-alt", "-ctrl"]
 
 
-def test_text_holds_shift_only_for_what_needs_it() -> None:
+def test_shift_is_held_only_for_the_characters_that_need_it() -> None:
     assert keys_of(call("write", "aB")) == ["+a", "-a", "+shift", "+b", "-b", "-shift"]
 
 
@@ -88,12 +88,12 @@ def test_a_relative_move_starts_where_the_last_one_ended() -> None:
     assert (round(last_x * 1279 / 0x7FFF), round(last_y * 719 / 0x7FFF)) == (150, 80)
 
 
-def test_a_sleep_is_a_pause_and_no_event() -> None:
+def test_a_sleep_is_a_pause_and_not_an_event() -> None:
     moments = plan_input([call("sleep", 0.5)], screen_size=(640, 480), start=(0, 0))
     assert [(moment.events, moment.pause_s) for moment in moments] == [((), 0.5)]
 
 
-def test_one_bad_call_plans_nothing_of_its_list() -> None:
+def test_a_list_with_one_bad_call_is_refused_as_a_whole() -> None:
     with pytest.raises(ActionParseError, match="no call 'exec'"):
         plan_input([call("moveTo", 1, 1), call("exec", "rm")], screen_size=(640, 480), start=(0, 0))
 
@@ -129,7 +129,7 @@ def test_less_than_is_typed_by_its_key() -> None:
 
 
 @pytest.mark.parametrize("text", ["'); import os; os.system('x') #", "\\", '"""', "{}%s", "a\nb"])
-def test_text_stays_a_literal_whatever_it_holds(text: str) -> None:
+def test_any_text_stays_a_literal(text: str) -> None:
     tree = ast.parse(pyautogui_program([call("write", text)]))
     calls = [node.value for node in tree.body[2:] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
     assert len(calls) == len(tree.body[2:]) == 1
@@ -139,7 +139,7 @@ def test_text_stays_a_literal_whatever_it_holds(text: str) -> None:
 
 
 class Sneaky(str):
-    """Its repr is code."""
+    """A string whose repr is code."""
 
     def __repr__(self) -> str:
         return "__import__('os').system('x')"
@@ -154,7 +154,7 @@ def test_anything_but_known_calls_with_literals_is_refused(bad: GuestCall) -> No
 
 
 class ForeignGuest:
-    """Knows /execute and no /act."""
+    """A guest that has /execute and not /act."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self.answer = answer

@@ -1,4 +1,4 @@
-"""The client of QEMU's monitor against a server that speaks its protocol, well and badly."""
+"""The client of QEMU's monitor against a server that speaks its protocol correctly or incorrectly."""
 
 import asyncio
 import json
@@ -26,18 +26,18 @@ class FakeQemu:
         data = b"".join(json.dumps(message).encode() + b"\r\n" for message in messages)
         await asyncio.get_running_loop().sock_sendall(self._socket, data)
 
-    async def hear(self) -> dict[str, Any]:
+    async def receive(self) -> dict[str, Any]:
         while b"\n" not in self._pending:
             self._pending += await asyncio.get_running_loop().sock_recv(self._socket, 4096)
         line, _, self._pending = self._pending.partition(b"\n")
         return json.loads(line)
 
     async def answer(self, value: Any = None) -> dict[str, Any]:
-        heard = await self.hear()
-        await self.say({"return": {} if value is None else value, "id": heard["id"]})
-        return heard
+        received = await self.receive()
+        await self.say({"return": {} if value is None else value, "id": received["id"]})
+        return received
 
-    def hear_files(self) -> tuple[bytes, list[int]]:
+    def receive_files(self) -> tuple[bytes, list[int]]:
         self._socket.setblocking(True)
         data, files, _, _ = socket.recv_fds(self._socket, 4096, 4)
         return data, files
@@ -65,8 +65,8 @@ async def greet(qemu: FakeQemu) -> None:
 async def test_a_command_is_answered_with_what_it_returns() -> None:
     async def script(qemu: FakeQemu) -> None:
         await greet(qemu)
-        heard = await qemu.answer({"status": "running"})
-        assert heard["arguments"] == {"a": 1}
+        received = await qemu.answer({"status": "running"})
+        assert received["arguments"] == {"a": 1}
 
     async with connected(script) as client:
         await client.open()
@@ -76,8 +76,8 @@ async def test_a_command_is_answered_with_what_it_returns() -> None:
 async def test_a_refusal_is_a_replica_error_with_qemus_reason() -> None:
     async def script(qemu: FakeQemu) -> None:
         await greet(qemu)
-        heard = await qemu.hear()
-        await qemu.say({"error": {"class": "GenericError", "desc": "no such disk"}, "id": heard["id"]})
+        received = await qemu.receive()
+        await qemu.say({"error": {"class": "GenericError", "desc": "no such disk"}, "id": received["id"]})
 
     async with connected(script) as client:
         await client.open()
@@ -85,13 +85,13 @@ async def test_a_refusal_is_a_replica_error_with_qemus_reason() -> None:
             await client.execute("blockdev-add")
 
 
-async def test_events_between_answers_reach_whoever_expects_them() -> None:
+async def test_events_between_answers_reach_the_caller_that_expects_them() -> None:
     async def script(qemu: FakeQemu) -> None:
         await greet(qemu)
-        heard = await qemu.hear()
+        received = await qemu.receive()
         await qemu.say(
             {"event": "MIGRATION", "data": {"status": "active"}, "timestamp": {}},
-            {"return": {}, "id": heard["id"]},
+            {"return": {}, "id": received["id"]},
             {"event": "MIGRATION", "data": {"status": "completed"}, "timestamp": {}},
         )
 
@@ -102,11 +102,11 @@ async def test_events_between_answers_reach_whoever_expects_them() -> None:
         assert await over.wait(5.0) == {"status": "completed"}
 
 
-async def test_a_late_answer_is_not_taken_for_the_next_commands() -> None:
+async def test_a_late_answer_is_not_used_as_the_answer_to_the_next_command() -> None:
     async def script(qemu: FakeQemu) -> None:
         await greet(qemu)
-        first = await qemu.hear()
-        second = await qemu.hear()
+        first = await qemu.receive()
+        second = await qemu.receive()
         await qemu.say({"return": "late", "id": first["id"]}, {"return": "right", "id": second["id"]})
 
     async with connected(script) as client:
@@ -116,12 +116,12 @@ async def test_a_late_answer_is_not_taken_for_the_next_commands() -> None:
         assert await client.execute("query-status") == "right"
 
 
-async def test_open_files_travel_with_a_command() -> None:
+async def test_open_files_are_sent_with_a_command() -> None:
     read_end, write_end = os.pipe()
 
     async def script(qemu: FakeQemu) -> None:
         await greet(qemu)
-        data, files = await asyncio.to_thread(qemu.hear_files)
+        data, files = await asyncio.to_thread(qemu.receive_files)
         os.write(files[0], b"through")
         os.close(files[0])
         await qemu.say({"return": {}, "id": json.loads(data)["id"]})
@@ -134,10 +134,10 @@ async def test_open_files_travel_with_a_command() -> None:
     os.close(read_end)
 
 
-async def test_everybody_who_waits_is_told_when_qemu_ends() -> None:
+async def test_all_waiting_callers_get_an_error_when_qemu_ends() -> None:
     async def script(qemu: FakeQemu) -> None:
         await greet(qemu)
-        await qemu.hear()
+        await qemu.receive()
         qemu._socket.close()
 
     async with connected(script) as client:
@@ -152,10 +152,10 @@ async def test_everybody_who_waits_is_told_when_qemu_ends() -> None:
 
 
 @pytest.mark.parametrize("line", [b"{nonsense\n", b"[1, 2]\n"])
-async def test_a_line_that_is_no_message_ends_the_conversation(line: bytes) -> None:
+async def test_a_line_that_is_not_a_message_ends_the_connection(line: bytes) -> None:
     async def script(qemu: FakeQemu) -> None:
         await greet(qemu)
-        await qemu.hear()
+        await qemu.receive()
         await asyncio.get_running_loop().sock_sendall(qemu._socket, line)
 
     async with connected(script) as client:

@@ -106,7 +106,7 @@ def test_a_saved_memory_is_mapped_and_never_written(tmp_path: Path) -> None:
     made.close()
     assert (tmp_path / "ram").stat().st_blocks * 512 < 1 << 20, "zeros take no room"
     memory = GuestMemory.load(tmp_path / "ram")
-    # As QEMU does: open for writing, though what it maps is its own.
+    # Like QEMU: opened for writing, although the mapping is private.
     file = os.open(f"/proc/self/fd/{memory.fd}", os.O_RDWR)
     try:
         with mmap.mmap(file, 1 << 24, flags=mmap.MAP_PRIVATE) as mapped:
@@ -129,7 +129,7 @@ server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 while True:
     connection, _ = server.accept()
     said = connection.recv(99)
-    connection.sendall(b"heard " + said)
+    connection.sendall(b"received " + said)
     connection.close()
     if said == b"end":
         break
@@ -165,7 +165,7 @@ def running_bridge(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str,
 
 
 def ask(path: str, said: bytes) -> bytes:
-    """Again and again, until there is an answer."""
+    """Sends `said` again and again, until there is an answer."""
     end = time.monotonic() + 20.0
     while time.monotonic() < end:
         with socket.socket(socket.AF_UNIX) as caller, suppress(ConnectionError):
@@ -183,7 +183,7 @@ def ask(path: str, said: bytes) -> bytes:
 
 def test_the_bridge_carries_connections_and_ends_with_qemu(tmp_path: Path) -> None:
     with running_bridge(tmp_path) as (process, path, _):
-        assert ask(path, b"hello") == b"heard hello"
+        assert ask(path, b"hello") == b"received hello"
         with socket.socket(socket.AF_UNIX) as caller:
             caller.connect(path)
             caller.sendall(b"end")
@@ -192,6 +192,6 @@ def test_the_bridge_carries_connections_and_ends_with_qemu(tmp_path: Path) -> No
 
 def test_the_bridge_ends_with_the_server(tmp_path: Path) -> None:
     with running_bridge(tmp_path) as (process, path, lifeline):
-        assert ask(path, b"hello") == b"heard hello"
+        assert ask(path, b"hello") == b"received hello"
         os.close(lifeline)
         assert process.wait(10.0) == 1

@@ -1,4 +1,4 @@
-"""What stands behind a desktop's sudo goes on, whatever its socket is told."""
+"""The helper behind a desktop's sudo continues to run for any input on its socket."""
 
 import array
 import contextlib
@@ -64,7 +64,9 @@ def is_well(path: Path) -> bool:
     return ask(path, {"kind": "check", "password": "no"}) == {"ok": False}
 
 
-def test_a_caller_that_hangs_up_at_once_harms_nobody(helper: tuple[Path, subprocess.Popen[bytes]]) -> None:
+def test_a_caller_that_disconnects_at_once_does_not_affect_other_callers(
+    helper: tuple[Path, subprocess.Popen[bytes]],
+) -> None:
     path, process = helper
     for _ in range(100):
         connect(path).close()
@@ -85,7 +87,7 @@ def test_a_caller_that_hangs_up_at_once_harms_nobody(helper: tuple[Path, subproc
         struct.pack("!I", 100) + b"{}",
     ],
 )
-def test_what_is_no_request_gets_no_answer(helper: tuple[Path, subprocess.Popen[bytes]], said: bytes) -> None:
+def test_an_invalid_request_gets_no_answer(helper: tuple[Path, subprocess.Popen[bytes]], said: bytes) -> None:
     path, _ = helper
     with connect(path) as link:
         link.sendall(said)
@@ -111,7 +113,9 @@ def test_what_is_no_request_gets_no_answer(helper: tuple[Path, subprocess.Popen[
     ),
     num_files=st.integers(0, 5),
 )
-def test_no_message_ends_it(helper: tuple[Path, subprocess.Popen[bytes]], message: object, num_files: int) -> None:
+def test_no_message_ends_the_helper(
+    helper: tuple[Path, subprocess.Popen[bytes]], message: object, num_files: int
+) -> None:
     path, process = helper
     body = message if isinstance(message, bytes) else json.dumps(message).encode()
     null = os.open(os.devnull, os.O_RDWR)
@@ -125,7 +129,7 @@ def test_no_message_ends_it(helper: tuple[Path, subprocess.Popen[bytes]], messag
     assert process.poll() is None
 
 
-def test_nobody_waits_for_half_a_request_and_its_descriptors_are_closed(
+def test_an_incomplete_request_is_given_up_and_its_descriptors_are_closed(
     helper: tuple[Path, subprocess.Popen[bytes]],
 ) -> None:
     path, process = helper
@@ -147,7 +151,7 @@ def test_nobody_waits_for_half_a_request_and_its_descriptors_are_closed(
         time.sleep(0.05)
 
 
-def test_while_half_a_request_is_waited_for_others_are_answered(helper: tuple[Path, subprocess.Popen[bytes]]) -> None:
+def test_other_requests_are_answered_while_one_is_incomplete(helper: tuple[Path, subprocess.Popen[bytes]]) -> None:
     path, _ = helper
     with connect(path) as half:
         half.sendall(b"\0\0")

@@ -1,4 +1,4 @@
-"""The system-call filter, run on a small machine of its own, and once in earnest."""
+"""The system-call filter, run in a small interpreter of the tests, and once in the real kernel."""
 
 import errno
 import socket
@@ -17,7 +17,7 @@ I386 = 0x40000003
 
 
 def verdict(machine: str, number: int, *, architecture: int | None = None, argument: int = 1) -> int:
-    """What the kernel would answer: its four instructions that the filter uses."""
+    """What the kernel would answer, computed with the four instructions that the filter uses."""
     program = list(struct.iter_unpack("=HBBI", build_filter(machine) or b""))
     data = {0: number, 4: ARCHITECTURES[machine] if architecture is None else architecture, 16: argument}
     accumulator, at = 0, 0
@@ -52,14 +52,14 @@ def test_a_process_can_change_only_its_own_limits(machine: str, column: int) -> 
 
 
 @pytest.mark.parametrize(("machine", "column"), [("x86_64", 0), ("aarch64", 1)])
-def test_sockets_are_made_of_known_families_alone(machine: str, column: int) -> None:
+def test_only_sockets_of_known_families_can_be_made(machine: str, column: int) -> None:
     for numbers in MAKES_SOCKETS.values():
         passed = {family for family in range(64) if verdict(machine, numbers[column], argument=family) == ALLOW}
         assert passed == {socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK} == set(FAMILIES.values())
         assert verdict(machine, numbers[column], argument=socket.AF_VSOCK) == NO_FAMILY
 
 
-def test_calls_by_another_numbering_do_not_slip_past() -> None:
+def test_calls_by_another_numbering_are_denied() -> None:
     getpid = 39
     assert verdict("x86_64", getpid) == ALLOW
     assert verdict("x86_64", getpid | 0x40000000) == EPERM

@@ -1,4 +1,4 @@
-"""The server's life: as many calls at once as it has replicas, and an end that lets calls finish and leaves nothing."""
+"""The server runs as many calls at once as it has replicas, and its shutdown lets calls finish and leaves nothing."""
 
 import asyncio
 import json
@@ -72,7 +72,7 @@ def client_of(server: Listening) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", limits=limits, timeout=30)
 
 
-async def test_sixty_four_blocking_steps_go_side_by_side(tmp_path: Path) -> None:
+async def test_sixty_four_blocking_steps_run_in_parallel(tmp_path: Path) -> None:
     drivers = BlockingDrivers()
     async with listening(tmp_path, drivers=drivers, num_replicas=NUM_REPLICAS) as server, client_of(server) as http:
         resets = await asyncio.gather(*(http.post("/reset", json={"task_config": TASK}) for _ in range(NUM_REPLICAS)))
@@ -106,7 +106,7 @@ async def test_term_lets_calls_finish_and_refuses_new_episodes(tmp_path: Path) -
     assert server.provider.is_closed
 
 
-async def test_term_waits_for_calls_only_so_long(tmp_path: Path) -> None:
+async def test_term_waits_for_calls_only_up_to_a_limit(tmp_path: Path) -> None:
     endless = {**TASK, "config": [{"type": "sleep", "parameters": {"seconds": 50}}]}
     async with listening(tmp_path, drain_timeout_s=0.3) as server, client_of(server) as http:
         opening = asyncio.create_task(http.post("/reset", json={"task_config": endless}))
@@ -118,7 +118,7 @@ async def test_term_waits_for_calls_only_so_long(tmp_path: Path) -> None:
     assert all(desktop.is_stopped for desktop in server.provider.desktops)
 
 
-async def test_second_term_waits_no_longer(tmp_path: Path) -> None:
+async def test_second_term_ends_the_wait_for_calls(tmp_path: Path) -> None:
     endless = {**TASK, "config": [{"type": "sleep", "parameters": {"seconds": 50}}]}
     async with listening(tmp_path, drain_timeout_s=60.0) as server, client_of(server) as http:
         opening = asyncio.create_task(http.post("/reset", json={"task_config": endless}))
@@ -137,7 +137,7 @@ async def test_term_without_calls_in_progress_ends_at_once_though_episodes_are_o
         await asyncio.wait_for(server.serving, 3)
 
 
-async def test_term_lets_episodes_end_when_it_may_and_then_ends_at_once(tmp_path: Path) -> None:
+async def test_term_lets_episodes_end_if_configured_and_then_ends_the_server_at_once(tmp_path: Path) -> None:
     async with listening(tmp_path, drain_episodes_s=60.0) as server, client_of(server) as http:
         first, second = [(await http.post("/reset", json={"task_config": TASK})).json()["episode_id"] for _ in range(2)]
         await term(server)
@@ -152,7 +152,7 @@ async def test_term_lets_episodes_end_when_it_may_and_then_ends_at_once(tmp_path
     assert all(desktop.is_stopped for desktop in server.provider.desktops)
 
 
-async def test_term_waits_for_episodes_only_so_long_and_a_second_term_no_longer(tmp_path: Path) -> None:
+async def test_term_waits_for_episodes_only_up_to_a_limit_and_a_second_term_ends_the_wait(tmp_path: Path) -> None:
     for limit_s, signals in ((0.3, 1), (60.0, 2)):
         folder = tmp_path / str(signals)
         folder.mkdir()

@@ -19,7 +19,7 @@ Answers = dict[str, httpx.Response]
 
 
 class NoBrowser(dict[str, Any]):
-    """The answer to every command where the debugging port is closed."""
+    """Answers every command as if the debugging port were closed."""
 
     def get(self, key: object, default: object = None) -> Any:
         return 200, {"status": "success", "output": "", "error": "no browser answers", "returncode": 1}
@@ -82,7 +82,7 @@ async def test_output_is_kept_for_the_grader() -> None:
     assert [file.data if file else None for file in kept] == [b"out", b"err"]
 
 
-async def test_until_repeats_a_command_until_it_says_so_and_gives_up_on_one_that_cannot_run() -> None:
+async def test_until_repeats_a_command_until_its_condition_holds_and_gives_up_if_it_cannot_run() -> None:
     desktop = FakeDesktop("d")
     success = {"status": "success", "error": "", "returncode": 0}
     desktop.commands["a"] = (200, {**success, "output": "ready"})
@@ -94,7 +94,7 @@ async def test_until_repeats_a_command_until_it_says_so_and_gives_up_on_one_that
     assert len(desktop.executed) == 2 + 5
 
 
-async def test_window_that_is_not_there_is_passed_over_as_in_osworld() -> None:
+async def test_missing_window_is_skipped_as_in_osworld() -> None:
     desktop = FakeDesktop("d")
     await run(desktop, verb("activate_window", window_name="Nowhere"), verb("execute", command="a"))
     assert desktop.executed == ["a"]
@@ -108,7 +108,7 @@ async def test_program_that_does_not_start_fails_the_set_up_but_not_the_grading(
     await run(desktop, wallpaper, is_before_grading=True)
 
 
-async def test_a_browser_that_is_not_there_fails_the_set_up_but_not_the_grading() -> None:
+async def test_a_missing_browser_fails_the_set_up_but_not_the_grading() -> None:
     desktop = FakeDesktop("d")
     desktop.commands = NoBrowser()
     tabs = verb("chrome_open_tabs", urls_to_open=["https://a.test"])
@@ -181,7 +181,7 @@ def test_verbs_that_this_server_does_not_have_are_refused_beforehand(verbs: obje
         check_verbs("t", verbs)
 
 
-def test_absent_config_is_no_verbs() -> None:
+def test_task_without_config_has_no_verbs() -> None:
     assert check_verbs("t", None) == ()
 
 
@@ -212,7 +212,7 @@ async def test_download_is_uploaded_to_the_guest() -> None:
         ("http://files.test/round", "redirects"),
     ],
 )
-async def test_download_from_elsewhere_or_too_large_is_refused(url: str, sentence: str) -> None:
+async def test_download_from_a_host_that_is_not_allowed_or_too_large_is_refused(url: str, sentence: str) -> None:
     web = {
         "http://files.test/away": httpx.Response(302, headers={"location": "http://169.254.169.254/secret"}),
         "http://files.test/large": httpx.Response(200, content=b"x" * 11),

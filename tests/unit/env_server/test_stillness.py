@@ -1,4 +1,4 @@
-"""When a screen counts as settled, over looks at screens of bytes, every 20 ms; and the same over screenshots."""
+"""When a screen counts as settled, with looks at raw screen bytes every 20 ms, and with screenshots."""
 
 import asyncio
 import io
@@ -39,7 +39,7 @@ def with_caret(screen: bytes, at_s: float) -> bytes:
 
 
 def settled_at(screen_at: ScreenAt, *, limit_s: float, busy_until_s: float = 0.0) -> float | None:
-    """None where the limit came first."""
+    """The time at which the screen settles, or None if the limit comes first."""
     stillness = Stillness(screen_at(-1.0), width=WIDTH, limit_s=limit_s)
     for number in range(int(limit_s / 0.02)):
         at_s = 0.02 * number
@@ -62,25 +62,25 @@ def test_late_window_is_waited_for(late_s: float) -> None:
     assert settled_at(appears(late_s), limit_s=1.2) == pytest.approx(late_s + 0.4, abs=0.03)
 
 
-def test_screen_on_which_nothing_moves_is_not_called_settled_before_a_program_could_have_reacted() -> None:
+def test_unchanged_screen_does_not_count_as_settled_before_a_program_could_have_reacted() -> None:
     assert settled_at(lambda _: BLANK, limit_s=0.9) == pytest.approx(0.5, abs=0.03)
     assert settled_at(lambda _: BLANK, limit_s=2.0) == pytest.approx(1.0, abs=0.03)
     assert settled_at(lambda _: BLANK, limit_s=0.3) is None
 
 
-def test_caret_is_no_movement_and_no_reaction() -> None:
+def test_caret_counts_neither_as_movement_nor_as_reaction() -> None:
     assert settled_at(lambda at_s: with_caret(appears(0.1)(at_s), at_s), limit_s=1.8) == pytest.approx(0.7, abs=0.03)
     assert settled_at(lambda at_s: with_caret(BLANK, at_s), limit_s=1.2) == pytest.approx(0.6, abs=0.03)
 
 
-def test_clock_whose_digits_always_differ_is_no_movement() -> None:
+def test_clock_whose_digits_always_differ_does_not_count_as_movement() -> None:
     def clock(at_s: float) -> bytes:
         return filled(80, 84, 64, 12, on=appears(0.0)(at_s), shade=int(at_s / 0.1) % 256)
 
     assert settled_at(clock, limit_s=1.2) == pytest.approx(0.4, abs=0.03)
 
 
-def test_animation_goes_on_until_the_limit() -> None:
+def test_animated_screen_does_not_settle_before_the_limit() -> None:
     assert settled_at(lambda at_s: filled(int(at_s * 50) % 60, 0, 90, 90), limit_s=1.2) is None
 
 
@@ -101,7 +101,7 @@ def test_screen_of_another_size_is_movement() -> None:
 
 
 @given(place=st.integers(0, len(BLANK) - 1), value=st.integers(1, 255))
-def test_one_byte_is_one_cell_wherever_it_is(place: int, value: int) -> None:
+def test_one_changed_byte_is_one_changed_cell_at_any_place(place: int, value: int) -> None:
     changed = BLANK[:place] + bytes([value]) + BLANK[place + 1 :]
     assert num_changed_cells(BLANK, changed, width=WIDTH) == 1
 
@@ -113,7 +113,7 @@ def test_cells_are_counted_where_changes_are_far_apart() -> None:
 
 
 @pytest.mark.parametrize("value", ["1", -0.1, 61, True, None, float("nan")])
-def test_limit_that_is_no_number_of_seconds_is_refused(value: object) -> None:
+def test_limit_that_is_not_a_number_of_seconds_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="settle_s must be"):
         read_limit_s(value)
 
@@ -135,7 +135,7 @@ SPIN = "import threading, time\nthreading.Thread(target=lambda: [0 for _ in iter
 
 
 @pytest.mark.parametrize(("code", "expected"), [("import time\n", False), (SPIN, True)])
-def test_program_is_at_work_where_any_thread_of_it_is(code: str, expected: bool) -> None:
+def test_program_counts_as_busy_if_any_of_its_threads_is_busy(code: str, expected: bool) -> None:
     program = subprocess.Popen(
         [sys.executable, "-ISc", code + "print(flush=True); time.sleep(30)"], stdout=subprocess.PIPE
     )
@@ -171,7 +171,7 @@ async def settle_over(screen_at: ScreenAt, *, limit_s: float) -> float:
     return time.monotonic() - start
 
 
-async def test_screenshots_from_outside_tell_a_settled_screen_too() -> None:
+async def test_settled_screen_is_detected_from_screenshots_too() -> None:
     assert 0.6 <= await settle_over(appears(0.2), limit_s=1.8) < 1.6
 
 
@@ -181,7 +181,7 @@ async def test_wait_over_screenshots_ends_at_the_limit() -> None:
     )
 
 
-async def test_screenshot_that_is_no_picture_is_the_replicas_fault() -> None:
+async def test_screenshot_that_is_not_a_picture_is_a_fault_of_the_replica() -> None:
     async def broken() -> bytes:
         return b"\x89PNG"
 

@@ -1,4 +1,4 @@
-"""The way from power-on to a Windows desktop: the state machine, what it tells QEMU, what it never tells anybody."""
+"""The boot from power-on to a Windows desktop: the state machine, its commands to QEMU, and what it never reveals."""
 
 import asyncio
 import json
@@ -61,8 +61,8 @@ WRONG = screen_of("wrong", colour="maroon")
 
 
 class FakeWindows:
-    """A computer that boots, asks for a password and starts a file server, seen from outside. Every look takes it on by
-    one step of what it is doing."""
+    """A computer that boots, asks for a password and starts a file server, seen from outside. Every look advances it by
+    one step."""
 
     def __init__(self, *, accepts: str = PASSWORD, deaf_chords: int = 0, deaf_starts: int = 0) -> None:
         self.accepts, self.deaf_chords, self.deaf_starts = accepts, deaf_chords, deaf_starts
@@ -123,7 +123,7 @@ def way_of(windows: FakeWindows, folder: Path) -> BringUp:
     )
 
 
-async def test_every_stage_is_gone_through_once_on_a_computer_that_hears(tmp_path: Path) -> None:
+async def test_every_stage_is_done_once_on_a_computer_that_receives_every_key(tmp_path: Path) -> None:
     windows = FakeWindows()
     done = await way_of(windows, tmp_path).run(stages_of(windows))
     assert [stage.stage for stage in done] == [
@@ -135,7 +135,7 @@ async def test_every_stage_is_gone_through_once_on_a_computer_that_hears(tmp_pat
     assert not os.listdir(tmp_path), "nothing failed, so nothing is kept"
 
 
-async def test_keys_that_were_not_heard_are_pressed_again(tmp_path: Path) -> None:
+async def test_keys_that_were_not_received_are_pressed_again(tmp_path: Path) -> None:
     windows = FakeWindows(deaf_chords=2, deaf_starts=1)
     done = await way_of(windows, tmp_path).run(stages_of(windows))
     assert {stage.stage: stage.num_tries for stage in done}["the password prompt"] == 3
@@ -143,7 +143,7 @@ async def test_keys_that_were_not_heard_are_pressed_again(tmp_path: Path) -> Non
     assert windows.done.count("hotkey ctrl alt delete") == 3
 
 
-async def test_wrong_password_is_found_out_and_told_with_a_screenshot_and_without_the_password(tmp_path: Path) -> None:
+async def test_wrong_password_is_reported_with_a_screenshot_and_without_the_password(tmp_path: Path) -> None:
     windows = FakeWindows(accepts="another")
     with pytest.raises(ReplicaError) as caught:
         await way_of(windows, tmp_path).run(stages_of(windows))
@@ -168,14 +168,14 @@ async def test_machine_that_never_shows_anything_fails_at_its_first_stage_within
     assert windows.done == []
 
 
-async def test_machine_that_ends_is_told_at_once(tmp_path: Path) -> None:
+async def test_machine_that_ends_is_reported_at_once(tmp_path: Path) -> None:
     windows = FakeWindows()
     windows.alive = False
     with pytest.raises(ReplicaError, match="the machine ended before the start"):
         await way_of(windows, tmp_path).run(stages_of(windows))
 
 
-async def test_folder_that_cannot_be_written_to_hides_no_failure(tmp_path: Path) -> None:
+async def test_failure_is_reported_even_if_its_folder_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "failed-boots").write_text("in the way")
     windows = FakeWindows()
     windows.later = BLACK
@@ -183,7 +183,7 @@ async def test_folder_that_cannot_be_written_to_hides_no_failure(tmp_path: Path)
         await way_of(windows, tmp_path).run(stages_of(windows))
 
 
-async def test_blinking_caret_leaves_a_screen_still_and_a_spinner_does_not(tmp_path: Path) -> None:
+async def test_screen_counts_as_still_with_a_blinking_caret_but_not_with_a_spinner(tmp_path: Path) -> None:
     caret = PROMPT.copy()
     caret.putpixel((30, 30), (255, 255, 255))
     frames = {True: [PROMPT, caret], False: [BOOTING, LOCKED]}
@@ -204,7 +204,7 @@ async def test_blinking_caret_leaves_a_screen_still_and_a_spinner_does_not(tmp_p
         await way_of(spinning, tmp_path).run([stage])
 
 
-async def test_mark_tells_the_prompt_from_any_other_changed_screen(tmp_path: Path) -> None:
+async def test_mark_distinguishes_the_prompt_from_any_other_changed_screen(tmp_path: Path) -> None:
     mark = Mark("prompt", PROMPT.crop((3, 3, 20, 14)))
     windows = FakeWindows()
     stages = [
@@ -233,7 +233,7 @@ async def test_stage_waits_for_an_answer_that_comes_late(tmp_path: Path) -> None
 # What can be seen on a screen
 
 
-def test_screen_that_shows_a_caret_at_most_is_blank_and_size_proves_nothing() -> None:
+def test_screen_with_at_most_a_caret_is_blank_regardless_of_its_size() -> None:
     large = Image.new("RGB", (1280, 800))
     assert len(ppm(large)) > 500_000
     assert is_blank(large)
@@ -244,7 +244,7 @@ def test_screen_that_shows_a_caret_at_most_is_blank_and_size_proves_nothing() ->
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, SIZE[0] - 9), st.integers(0, SIZE[1] - 7), st.integers(0, 2**32))
-def test_mark_is_found_just_where_it_was_cut(left: int, top: int, seed: int) -> None:
+def test_mark_is_found_exactly_where_it_was_cut(left: int, top: int, seed: int) -> None:
     draw = random.Random(seed)
     screen = Image.frombytes("RGB", SIZE, draw.randbytes(SIZE[0] * SIZE[1] * 3))
     assert find_mark(screen, screen.crop((left, top, left + 9, top + 7))) == (left, top)
@@ -252,7 +252,7 @@ def test_mark_is_found_just_where_it_was_cut(left: int, top: int, seed: int) -> 
     assert find_mark(screen, other) is None
 
 
-def test_mark_does_not_wrap_around_an_edge_or_stand_between_pixels() -> None:
+def test_mark_is_found_neither_across_an_edge_nor_in_a_smaller_screen() -> None:
     screen = Image.new("RGB", (4, 3), "black")
     screen.putpixel((3, 0), (9, 9, 9))
     screen.putpixel((0, 1), (9, 9, 9))
@@ -260,7 +260,7 @@ def test_mark_does_not_wrap_around_an_edge_or_stand_between_pixels() -> None:
     assert find_mark(screen, Image.new("RGB", (5, 1))) is None
 
 
-# What QEMU is told
+# Commands to QEMU
 
 
 class RecordingQemu:
@@ -325,7 +325,7 @@ def typed(keys: Sequence[str]) -> str:
     return written
 
 
-async def test_login_is_these_keys_and_no_monitor_command() -> None:
+async def test_login_uses_only_keys_and_no_other_monitor_command() -> None:
     async with recording() as (qemu, keys):
         for stage in windows_stages(PASSWORD, FileChannel("/nowhere", name="r"))[:3]:
             await keys.perform(stage.do)
@@ -344,7 +344,7 @@ def test_file_server_is_started_by_the_run_dialog() -> None:
     assert len(START_TOOLS) < 260, "the Run dialog takes no more"
 
 
-async def test_tablet_is_pointed_at_absolutely() -> None:
+async def test_clicks_use_absolute_tablet_positions() -> None:
     async with recording() as (qemu, keys):
         await keys.perform([GuestCall(name="click", args=(1279, 0))])
     moved, *buttons = [arguments["events"] for name, arguments in qemu.orders if name == "input-send-event"]
@@ -365,7 +365,7 @@ async def test_long_text_goes_key_by_key_and_one_that_takes_too_long_is_refused_
 
 
 @pytest.mark.parametrize("key", ["ret\nquit", "a; quit", "ret 100", "system_reset", ""])
-async def test_no_key_name_reaches_qemu_but_a_keys_own(key: str) -> None:
+async def test_only_valid_key_names_reach_qemu(key: str) -> None:
     async with recording() as (qemu, keys):
         with pytest.raises(ActionParseError):
             await keys.perform([GuestCall(name="press", args=(key,))])
@@ -446,7 +446,7 @@ def channel_of(handler: Handler) -> FileChannel:
     return FileChannel("/nowhere", name="replica-0", http=http)
 
 
-async def test_file_is_asked_for_by_its_windows_path() -> None:
+async def test_file_is_requested_by_its_windows_path() -> None:
     asked: list[bytes] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -459,11 +459,11 @@ async def test_file_is_asked_for_by_its_windows_path() -> None:
 
 
 @pytest.mark.parametrize("status", [403, 404])
-async def test_file_that_is_not_there_is_none(status: int) -> None:
+async def test_missing_file_is_none(status: int) -> None:
     assert await channel_of(lambda _: httpx.Response(status)).read("C:\\a", timeout_s=5) is None
 
 
-async def test_server_that_fails_or_is_gone_is_a_fault_and_no_missing_file() -> None:
+async def test_server_that_fails_or_is_gone_is_a_fault_and_not_a_missing_file() -> None:
     def gone(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused")
 
@@ -505,12 +505,12 @@ def an_image(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("password", [None, ""])
-def test_image_without_a_password_names_the_variable(tmp_path: Path, password: str | None) -> None:
+def test_the_error_for_an_image_without_a_password_names_the_variable(tmp_path: Path, password: str | None) -> None:
     with pytest.raises(DependencyError, match="set WINDOWS_ADMIN_PASSWORD"):
         WindowsImage(an_image(tmp_path), password=password)
 
 
-def test_password_that_cannot_be_typed_is_refused_without_being_told(tmp_path: Path) -> None:
+def test_password_that_cannot_be_typed_is_refused_without_being_printed(tmp_path: Path) -> None:
     with pytest.raises(DependencyError) as caught:
         WindowsImage(an_image(tmp_path), password="geh€im")
     assert "WINDOWS_ADMIN_PASSWORD has a character that no key" in str(caught.value)
@@ -518,6 +518,6 @@ def test_password_that_cannot_be_typed_is_refused_without_being_told(tmp_path: P
     assert caught.value.__suppress_context__
 
 
-def test_mark_that_is_no_picture_is_refused(tmp_path: Path) -> None:
+def test_mark_that_is_not_a_picture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DependencyError, match="is not an image"):
         WindowsImage(an_image(tmp_path), password=PASSWORD, login_mark=an_image(tmp_path))

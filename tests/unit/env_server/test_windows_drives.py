@@ -47,7 +47,7 @@ def test_of_two_files_that_differ_in_letter_case_the_exact_one_is_meant(home: Pa
 
 
 @pytest.mark.parametrize("path", ["/home/user/a.txt", "~/a", "a.txt", "CC:\\a", "C:a.txt", ""])
-def test_what_is_no_windows_path_stays_what_it_is(home: Path, path: str) -> None:
+def test_path_that_is_not_a_windows_path_is_refused(home: Path, path: str) -> None:
     assert not is_windows_path(path)
     with pytest.raises(ValueError, match="not a Windows path"):
         unix_path(path, home)
@@ -60,7 +60,7 @@ def test_path_that_climbs_out_is_refused(home: Path) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x00"), max_size=30))
-def test_no_path_leads_elsewhere_than_into_its_drive(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_every_accepted_path_is_inside_its_drive(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     home = Path(os.sep, "nobody")
     try:
         place = unix_path(f"C:\\{text}", home)
@@ -96,7 +96,7 @@ ensure_prefix(Path(sys.argv[1]), digest="a" * 64, make=make)
 """
 
 
-def test_killed_maker_leaves_no_half_of_a_drive_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+def test_killed_build_leaves_no_partial_drive_and_the_next_build_cleans_up(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[3], timeout=60)
     assert done.returncode == -signal.SIGKILL
     assert not list(tmp_path.glob("wine-*"))
@@ -111,7 +111,7 @@ def test_killed_maker_leaves_no_half_of_a_drive_and_the_next_one_cleans_up(tmp_p
     assert ensure_prefix(tmp_path, digest="a" * 64, make=lambda _: pytest.fail("made twice")) == prefix
 
 
-def test_wine_is_run_apart_from_the_network_and_from_the_users_home(tmp_path: Path) -> None:
+def test_wine_runs_without_access_to_the_network_and_to_the_users_home(tmp_path: Path) -> None:
     command = make_command(tmp_path)
     assert {"--unshare-net", "--unshare-pid", "--die-with-parent"} <= set(command)
     assert command[command.index("--bind") :][:3] == ["--bind", str(tmp_path / "home"), "/home/user"]

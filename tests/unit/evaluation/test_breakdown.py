@@ -6,12 +6,12 @@ from eval_samples import eval_rows
 from osworld_pipeline.evaluation.breakdown import compare_tasks
 
 
-def test_gains_and_regressions_are_told_by_task_with_the_samples_of_both_sides() -> None:
+def test_gains_and_regressions_are_reported_by_task_with_the_samples_of_both_sides() -> None:
     before = eval_rows({"gone": "ssss", "came": "ff", "rose": "sfff", "same": "sf", "left": "e", "only": "s"})
     after = eval_rows({"gone": "ffe", "came": "sf", "rose": "ssff", "same": "sf", "left": "s"}, checkpoint="d")
     changes = compare_tasks(before, after)
-    told = [(c.task_id, c.before_successes, c.before_n, c.after_successes, c.after_n) for c in changes.gains]
-    assert told == [("came", 0, 2, 1, 2), ("rose", 1, 4, 2, 4)]
+    reported = [(c.task_id, c.before_successes, c.before_n, c.after_successes, c.after_n) for c in changes.gains]
+    assert reported == [("came", 0, 2, 1, 2), ("rose", 1, 4, 2, 4)]
     (lost,) = changes.regressions
     assert (lost.task_id, lost.before_successes, lost.before_n, lost.after_successes, lost.after_n) == (
         "gone",

@@ -1,4 +1,4 @@
-"""What changed along a training: who is compared with whom, which runs are one arm, and which families moved."""
+"""What changed along a training: which checkpoints are compared, which runs are one arm, and which families changed."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,19 +28,19 @@ def test_each_stage_is_compared_with_sft_and_with_the_one_before_it() -> None:
     assert names("gspo_phase2", *CHAIN) == ["sft", "gspo_phase1"]
 
 
-def test_a_flywheel_stands_between_sft_and_the_first_phase() -> None:
+def test_a_flywheel_is_compared_as_a_stage_between_sft_and_the_first_phase() -> None:
     with_flywheel = (Stage.BASE, Stage.SFT, Stage.FLYWHEEL, Stage.GSPO_PHASE1, Stage.GSPO_PHASE2)
     assert names("flywheel", *with_flywheel) == ["sft"]
     assert names("gspo_phase1", *with_flywheel) == ["sft", "flywheel"]
 
 
-def test_an_ancestor_that_is_not_shown_is_passed_over() -> None:
+def test_an_ancestor_that_is_not_shown_is_skipped() -> None:
     training = Training(chain_of(*CHAIN))
     assert training.compared_with("gspo_phase2", ["base", "sft", "gspo_phase2"]) == ["sft"]
     assert training.compared_with("gspo_phase2", ["base", "gspo_phase2"]) == ["base"]
 
 
-def test_parents_in_a_circle_end() -> None:
+def test_a_cycle_of_parents_is_followed_only_once() -> None:
     training = Training([make_checkpoint("a", parent_id="b"), make_checkpoint("b", parent_id="a")])
     assert training.compared_with("a", ["a", "b"]) == ["b"]
 
@@ -57,13 +57,13 @@ def test_runs_that_differ_in_seeds_alone_are_one_arm() -> None:
 @pytest.mark.parametrize(
     "settings", [{"sft.learning_rate": 1e-4}, {"sft.num_updates": 7}, {"agent.system_prompt": "full"}]
 )
-def test_what_is_learned_otherwise_is_another_arm(settings: dict) -> None:
+def test_a_run_with_other_training_settings_is_another_arm(settings: dict) -> None:
     (one,), (other,) = runs_with(0), runs_with(1, **settings)
     arms = arms_of([BASE, one, other])
     assert arms[one.checkpoint_id] != arms[other.checkpoint_id]
 
 
-def test_what_only_changes_how_long_it_takes_is_the_same_arm() -> None:
+def test_a_run_whose_settings_change_only_its_duration_is_the_same_arm() -> None:
     (one,), (other,) = runs_with(0), runs_with(1, **{"trainer.num_processes": 4, "evaluation.max_turns": 9})
     arms = arms_of([BASE, one, other])
     assert arms[one.checkpoint_id] == arms[other.checkpoint_id]
@@ -89,7 +89,7 @@ def test_demonstrations_that_a_seed_drew_are_part_of_the_same_data(share: float,
     assert len(set(arms_of(runs).values())) == num_arms
 
 
-def test_arms_are_told_apart_by_what_their_parents_learned() -> None:
+def test_arms_differ_if_the_training_settings_of_their_parents_differ() -> None:
     (near,), (far,) = runs_with(0), runs_with(1, **{"sft.learning_rate": 1e-4})
     ends = [trained_with(Stage.GSPO_PHASE1, seed, one.checkpoint_id) for seed, one in enumerate((near, far))]
     arms = arms_of([BASE, near, far, *ends])
@@ -104,7 +104,7 @@ def test_a_card_without_a_recipe_is_an_arm_of_its_own() -> None:
 
 
 def play(letters: str, checkpoint: str, **changes) -> list[EvalRow]:
-    """Eight tasks, each with these seeds."""
+    """Eight tasks, each with these results of its seeds."""
     return eval_rows([letters] * 8, checkpoint=checkpoint, **changes)
 
 
@@ -116,14 +116,14 @@ def test_a_change_is_the_paired_difference_over_the_tasks_of_both() -> None:
     assert (it.difference, it.num_tasks, change.num_seeds) == (1.0, 7, 2)
     assert (change.starts, change.ends, change.stages) == (("base",), ("sft",), ("base", "sft"))
     assert change.effect.words == "one run: better"
-    told = change.fields()
-    assert (told["difference"], told["num_tasks"], told["ends"], told["verdict"]) == (
+    reported = change.fields()
+    assert (reported["difference"], reported["num_tasks"], reported["ends"], reported["verdict"]) == (
         1.0,
         7,
         ("sft",),
         "one run: better",
     )
-    assert told["families"][0].family == family_of(rows[0])
+    assert reported["families"][0].family == family_of(rows[0])
 
 
 def test_runs_of_one_arm_are_one_change_with_a_difference_each() -> None:
@@ -141,7 +141,7 @@ def test_runs_of_one_arm_are_one_change_with_a_difference_each() -> None:
     assert change.effect.words == "effect over 3 runs: better"
 
 
-def test_the_start_of_each_run_is_its_own() -> None:
+def test_each_run_is_compared_with_its_own_start() -> None:
     starts = runs_with(0, 1)
     ends = [trained_with(Stage.GSPO_PHASE1, seed, one.checkpoint_id) for seed, one in enumerate(starts)]
     ids = [one.checkpoint_id for one in (*starts, *ends)]
@@ -169,7 +169,7 @@ def test_branches_that_share_a_stage_are_one_run() -> None:
     assert words["gspo_phase1", "gspo_phase2"] == "effect over 3 runs: better"
 
 
-def test_the_widest_of_the_starts_spreads_counts() -> None:
+def test_the_largest_spread_among_the_starts_is_used() -> None:
     starts = runs_with(0, 1)
     ends = [trained_with(Stage.GSPO_PHASE1, seed, one.checkpoint_id) for seed, one in enumerate(starts)]
     ids = [one.checkpoint_id for one in (*starts, *ends)]
@@ -181,7 +181,7 @@ def test_the_widest_of_the_starts_spreads_counts() -> None:
     assert change.effect.verdict is Verdict.NOT_SHOWN
 
 
-def test_other_desktops_are_a_reason_and_not_a_difference() -> None:
+def test_results_on_other_desktops_give_a_reason_instead_of_a_difference() -> None:
     rows = eval_rows("f", checkpoint="base", desktops="a") + eval_rows("s", checkpoint="sft", desktops="b")
     (change,) = changes_of(rows, ["base", "sft"], Training(chain_of(Stage.BASE, Stage.SFT)))
     assert (change.effect, change.families) == (None, ())

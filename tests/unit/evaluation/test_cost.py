@@ -1,4 +1,4 @@
-"""What a success costs, by hand."""
+"""The cost of a success, against values computed by hand."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def row(outcome: Outcome, **changes: Any) -> EvalRow:
     return eval_row(outcome, **(SPENT | changes))
 
 
-def test_failures_and_faults_are_paid_for_by_the_successes() -> None:
+def test_the_cost_of_a_success_includes_failures_and_faults() -> None:
     fault = row(Outcome.ENV_FAULT, prompt_tokens=0, response_tokens=0, wall_s=3.0, step_s=0.0, evaluate_s=0.0)
     cost = total_cost([row(Outcome.SUCCESS), row(Outcome.SUCCESS), row(Outcome.FAILURE), fault])
     share, each = cost.per_success(), cost.per_episode()
@@ -29,14 +29,14 @@ def test_failures_and_faults_are_paid_for_by_the_successes() -> None:
     assert (each.response_tokens, each.wall_s) == (22.5, 7.5)
 
 
-def test_without_a_success_a_success_has_no_price() -> None:
+def test_without_a_success_there_is_no_cost_per_success() -> None:
     cost = total_cost([row(Outcome.FAILURE)])
     assert cost.per_success() is None
     assert cost.per_episode() is not None
     assert total_cost([]).per_episode() is None
 
 
-def test_what_one_episode_did_not_count_is_unknown_for_all_and_the_rest_is_known() -> None:
+def test_a_count_that_one_episode_lacks_is_unknown_in_total_and_the_other_counts_are_known() -> None:
     cost = total_cost([row(Outcome.SUCCESS), row(Outcome.SUCCESS, response_tokens=None, reset_s=None)])
     share = cost.per_success()
     assert share is not None

@@ -1,4 +1,4 @@
-"""When a difference is called an effect: by hand-computed numbers, and by trainings that change nothing."""
+"""When a difference is called an effect: checked with hand-computed numbers and with trainings that change nothing."""
 
 import math
 import random
@@ -21,7 +21,7 @@ def compared(difference: float, *, p_value: float = 0.01) -> Comparison:
     )  # fmt: skip
 
 
-def test_the_spread_is_students_interval_of_two_evaluations_difference() -> None:
+def test_the_spread_is_students_interval_for_the_difference_of_two_evaluations() -> None:
     # Standard deviation of 0.4, 0.5, 0.6 is 0.1; t of 2 degrees is 4.3027; 4.3027 * 0.1 * sqrt(2/3) = 0.35131.
     spread = SeedSpread.of([0.4, 0.5, 0.6])
     assert spread is not None
@@ -29,13 +29,13 @@ def test_the_spread_is_students_interval_of_two_evaluations_difference() -> None
     assert spread.band(0.5) == pytest.approx((0.14869, 0.85131), abs=1e-5)
 
 
-def test_a_band_ends_at_none_and_at_all() -> None:
+def test_a_band_is_clipped_to_rates_between_0_and_1() -> None:
     assert SeedSpread(rates=(0.0, 0.1), half_width=0.3).band(0.1) == (0.0, pytest.approx(0.4))
     assert SeedSpread(rates=(1.0, 0.9), half_width=0.3).band(0.9) == (pytest.approx(0.6), 1.0)
 
 
 @pytest.mark.parametrize("rates", [[], [0.5]])
-def test_one_evaluation_has_an_unknown_spread_and_not_one_of_zero(rates: list[float]) -> None:
+def test_the_spread_of_one_evaluation_is_unknown_and_not_zero(rates: list[float]) -> None:
     assert SeedSpread.of(rates) is None
 
 
@@ -68,7 +68,7 @@ def test_runs_that_disagree_show_no_difference_though_the_paired_test_does() -> 
 @pytest.mark.parametrize(
     ("differences", "words"), [([0.1, 0.3], "2 runs: better"), ([-0.1, 0.5], "2 runs: no significant difference")]
 )
-def test_two_runs_are_told_and_are_no_effect(differences: list[float], words: str) -> None:
+def test_two_runs_get_a_verdict_and_are_not_an_effect(differences: list[float], words: str) -> None:
     effect = judge_effect(compared(0.2), spread=NARROW, run_differences=differences)
     assert (effect.is_effect, effect.words) == (False, words)
 
@@ -82,13 +82,13 @@ def test_a_difference_within_the_starts_own_spread_is_not_shown() -> None:
     assert outside.is_effect
 
 
-def test_a_start_with_one_evaluation_seed_allows_a_verdict_and_no_effect() -> None:
+def test_a_start_with_one_evaluation_seed_allows_a_verdict_but_not_an_effect() -> None:
     effect = judge_effect(compared(0.2), spread=None, run_differences=[0.19, 0.2, 0.21])
     assert (effect.is_effect, effect.words) == (False, "3 runs: better")
     assert effect.missing == ("the start's spread is unknown: it needs two evaluation seeds",)
 
 
-def test_what_the_paired_test_does_not_show_is_not_shown() -> None:
+def test_a_difference_that_the_paired_test_does_not_show_is_not_significant() -> None:
     effect = judge_effect(compared(0.2, p_value=0.06), spread=NARROW, run_differences=[0.19, 0.2, 0.21])
     assert effect.words == "3 runs: no significant difference"
 
@@ -98,7 +98,7 @@ NUM_TASKS, NUM_SEEDS = 24, 5
 
 
 def train_and_judge(rng: random.Random, *, num_runs: int, shift_of_run: float, gain: float = 0.0) -> Effect:
-    """Tasks of any difficulty, in log-odds; each run moves all of them alike, by `gain` on average."""
+    """Simulates tasks of any difficulty, in log-odds. Each run shifts all of them equally, by `gain` on average."""
     difficulties = [rng.gauss(0.0, 1.5) for _ in range(NUM_TASKS)]
 
     def play(moved: float) -> list[list[float]]:
@@ -136,7 +136,7 @@ def test_evaluations_of_the_same_weights_rarely_differ_in_one_run() -> None:
     assert not any(effect.is_effect for effect in effects)
 
 
-def test_a_training_that_helps_every_time_is_mostly_found() -> None:
+def test_a_training_that_helps_every_time_is_mostly_called_an_effect() -> None:
     rng = random.Random(2)
     effects = [train_and_judge(rng, num_runs=5, shift_of_run=0.3, gain=3.0) for _ in range(100)]
     assert sum(effect.is_effect and effect.verdict is Verdict.BETTER for effect in effects) >= 80
@@ -147,7 +147,7 @@ def test_a_training_that_helps_every_time_is_mostly_found() -> None:
     half_width=st.none() | st.floats(0, 1),
     p_value=st.floats(0, 1),
 )
-def test_whatever_the_numbers_an_effect_is_shown_by_all_three(
+def test_for_any_numbers_an_effect_is_shown_by_the_runs_the_spread_and_the_paired_test(
     differences: list[float], half_width: float | None, p_value: float
 ) -> None:
     difference = sum(differences) / len(differences)

@@ -1,4 +1,4 @@
-"""Intervals: against numbers by hand, and against the score test itself."""
+"""Intervals against numbers computed by hand and against the score test itself."""
 
 import math
 from statistics import NormalDist
@@ -45,7 +45,7 @@ def test_the_ends_are_where_the_score_test_just_rejects(case: tuple[int, int], c
             assert abs(successes / n - end) / math.sqrt(end * (1 - end) / n) == pytest.approx(z, rel=1e-6)
 
 
-def test_without_observations_nothing_is_known() -> None:
+def test_without_observations_the_wilson_interval_is_0_to_1() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
@@ -55,14 +55,14 @@ def test_impossible_counts_are_refused(successes: int, n: int, confidence: float
         wilson_interval(successes, n, confidence=confidence)
 
 
-def test_one_sample_a_task_is_a_proportion_of_independent_episodes() -> None:
+def test_one_sample_per_task_gives_a_proportion_of_independent_episodes() -> None:
     rate = rate_over_tasks([[True], [False], [True], []])
     assert (rate.successes, rate.n, rate.value) == (2, 3, 2 / 3)
     assert rate.interval.method is IntervalMethod.WILSON
     assert (rate.interval.low, rate.interval.high) == wilson_interval(2, 3)
 
 
-def test_samples_of_one_task_stay_together_when_tasks_are_drawn_again() -> None:
+def test_samples_of_one_task_stay_together_when_tasks_are_resampled() -> None:
     # Two tasks of different size, drawn twice: 0/2, 3/4 or 3/3, with chances 1/4, 1/2, 1/4.
     rate = rate_over_tasks([[True] * 3, [False]])
     assert (rate.value, rate.interval.low, rate.interval.high) == (0.75, 0.0, 1.0)
@@ -78,25 +78,25 @@ def test_the_bootstrap_is_as_wide_as_normal_theory_says_for_many_tasks() -> None
 
 
 @pytest.mark.parametrize("share", [0, 1, 2])
-def test_tasks_that_are_all_alike_leave_the_doubt_of_so_many_observations(share: int) -> None:
+def test_tasks_with_equal_rates_get_the_wilson_interval_of_that_many_observations(share: int) -> None:
     interval = interval_over_tasks([float(share)] * 5, [2] * 5)
     assert interval.method is IntervalMethod.WILSON_OVER_TASKS
     assert (interval.low, interval.high) == wilson_interval(share * 2.5, 5)
 
 
-def test_a_rate_of_nothing_is_unknown() -> None:
+def test_a_rate_without_samples_is_unknown() -> None:
     rate = rate_over_tasks([[], []])
     assert math.isnan(rate.value)
     assert (rate.interval.low, rate.interval.high, rate.interval.method) == (0.0, 1.0, IntervalMethod.NONE)
 
 
 @pytest.mark.parametrize(("sums", "counts"), [([1.0], [0]), ([3.0], [2]), ([-1.0], [2])])
-def test_samples_worth_more_than_they_can_be_are_refused(sums: list[float], counts: list[int]) -> None:
+def test_a_sum_that_the_samples_cannot_reach_is_refused(sums: list[float], counts: list[int]) -> None:
     with pytest.raises(ValueError, match="each worth 0 to 1"):
         interval_over_tasks(sums, counts)
 
 
-def test_percentiles_lie_between_two_values_in_proportion() -> None:
+def test_percentiles_are_interpolated_linearly_between_two_values() -> None:
     assert percentiles([3.0, 0.0, 1.0, 2.0], 0.5) == (0.75, 2.25)
     with pytest.raises(ValueError, match="confidence is 1"):
         percentiles([1.0], 1)
@@ -114,6 +114,8 @@ def test_with_many_degrees_of_freedom_students_quantile_is_the_normal_one() -> N
 
 
 @pytest.mark.parametrize(("confidence", "degrees"), [(0.95, 0), (0.0, 3), (1.0, 3)])
-def test_no_freedom_or_no_confidence_has_no_quantile(confidence: float, degrees: int) -> None:
+def test_students_quantile_refuses_zero_degrees_of_freedom_and_an_invalid_confidence(
+    confidence: float, degrees: int
+) -> None:
     with pytest.raises(ValueError, match=r"degrees|confidence"):
         student_quantile(confidence, degrees)

@@ -1,4 +1,4 @@
-"""The leaderboard: ranks, who is compared with whom, and what is never put side by side."""
+"""The leaderboard: ranks, which checkpoints are compared, and which scores are never in one table."""
 
 import json
 from collections.abc import Mapping
@@ -36,19 +36,19 @@ def board() -> Leaderboard:
     return build_leaderboard(rows, parents, planned=planned, num_resamples=500)
 
 
-def test_the_best_comes_first_and_what_is_not_whole_has_no_rank(board: Leaderboard) -> None:
-    # gspo lacks a planned episode; nobody said what was planned for part.
+def test_the_best_checkpoint_comes_first_and_an_incomplete_evaluation_has_no_rank(board: Leaderboard) -> None:
+    # gspo lacks a planned episode. The plan of part is unknown.
     assert ranks(board) == [("sft", 1), ("part", 2), ("base", 3), ("gspo", None)]
     missing = [row.score.num_missing for row in board.tables[0].rows]
     assert missing == [0, None, 0, 1]
 
 
-def test_a_fault_is_in_the_strict_figure_alone(board: Leaderboard) -> None:
+def test_a_fault_counts_only_in_the_strict_rate(board: Leaderboard) -> None:
     best = board.tables[0].rows[0].score
     assert (best.lenient.value, best.strict.value, best.faults) == (1.0, 7 / 8, {"env_fault": 1})
 
 
-def test_each_is_compared_with_its_parent_and_with_the_best(board: Leaderboard) -> None:
+def test_each_checkpoint_is_compared_with_its_parent_and_with_the_best(board: Leaderboard) -> None:
     rows = {row.score.checkpoint_id: row for row in board.tables[0].rows}
     sft, gspo, part = rows["sft"], rows["gspo"], rows["part"]
     assert sft.versus_best is None
@@ -71,13 +71,13 @@ def test_different_settings_are_different_tables() -> None:
     assert board.tables[1].rows[0].versus_parent is None
 
 
-def test_one_checkpoint_under_two_settings_stands_in_both_tables() -> None:
+def test_one_checkpoint_under_two_settings_is_in_both_tables() -> None:
     rows = [*eval_rows(["s", "s"], key="one"), *eval_rows(["s", "f"], key="two")]
     board = build_leaderboard(rows, {}, planned={"eval-c-one": 2, "eval-c-two": 2})
     assert [table.rows[0].score.success_rate for table in board.tables] == [1.0, 0.5]
 
 
-def test_unknown_settings_are_comparable_with_nothing() -> None:
+def test_scores_with_unknown_settings_are_not_compared_with_any_other() -> None:
     rows = [row for name in "xy" for row in eval_rows(["s"], checkpoint=name)]
     unknown = [replace(row, stage_key="") for row in rows]
     board = build_leaderboard(unknown, {"y": "x"}, planned={})
@@ -105,7 +105,7 @@ def test_seeds_give_pass_at_k_and_pass_hat_k() -> None:
     assert (alone.pass_at_k, alone.pass_hat_k) == (None, None)
 
 
-def test_the_plain_rows_are_json_and_what_is_unknown_is_null(board: Leaderboard) -> None:
+def test_the_plain_rows_are_json_and_unknown_values_are_null(board: Leaderboard) -> None:
     rows = json.loads(json.dumps(leaderboard_rows(board), allow_nan=False))
     assert [row["checkpoint_id"] for row in rows] == ["sft", "part", "base", "gspo"]
     assert (rows[0]["lenient_success"], rows[0]["strict_n"], rows[0]["outcomes"]) == (
@@ -120,7 +120,7 @@ def test_the_plain_rows_are_json_and_what_is_unknown_is_null(board: Leaderboard)
 OLD, NEW = "aaaa/grader 7", "aaaa/grader 8"
 
 
-def test_other_desktops_or_graders_are_tables_of_their_own() -> None:
+def test_other_desktops_or_graders_give_separate_tables() -> None:
     rows = [
         *eval_rows(tasks("ffff"), checkpoint="base", desktops=NEW),
         *eval_rows(tasks("sfff"), checkpoint="sft", desktops=OLD),
@@ -142,7 +142,7 @@ def test_an_evaluation_by_two_graders_has_no_rank() -> None:
     assert ranks(board) == [("sft", None)]
 
 
-def test_what_two_graders_said_is_not_compared() -> None:
+def test_scores_of_two_graders_are_not_compared() -> None:
     sides = [
         eval_rows(tasks("ssss"), checkpoint=name, desktops=desktops) for name, desktops in (("a", OLD), ("b", NEW))
     ]
@@ -150,7 +150,7 @@ def test_what_two_graders_said_is_not_compared() -> None:
         compare_tasks(*sides, num_resamples=100)
 
 
-def test_why_scores_must_not_be_held_against_each_other_is_said_in_a_sentence() -> None:
+def test_the_reason_why_scores_are_not_ranked_together_is_one_sentence() -> None:
     def score(name: str, desktops: str, key: str = KEY) -> CheckpointScore:
         return summarise(eval_rows(tasks("ss"), checkpoint=name, desktops=desktops, key=key))
 

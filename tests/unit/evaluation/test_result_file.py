@@ -1,4 +1,4 @@
-"""The result file of an evaluation: Slime-OSWorld's fields are there, and a fault is no failure."""
+"""The result file of an evaluation has Slime-OSWorld's fields, and a fault is not a failure."""
 
 import json
 
@@ -17,7 +17,7 @@ ENDINGS = {"s": Outcome.SUCCESS, "f": Outcome.FAILURE, "e": Outcome.ENV_FAULT}
 
 
 def document(played: dict[str, str], **changes) -> dict:
-    """Of tasks, each with a letter a seed. `changes`: of the scored rows."""
+    """The result document of these tasks, each with one letter per seed. `changes` apply to the scored rows."""
     config = {"instruction": "Do it.", "evaluator": {"func": "infeasible"}}
     suite = EvalSuite(name="mine", tasks=tuple(Task.from_config({"id": name, **config}) for name in played), digest="d")
     episodes = [
@@ -36,7 +36,7 @@ def document(played: dict[str, str], **changes) -> dict:
     return result_document("c", suite, episodes, score, max_turns=12, seeds=(0, 1), settings={"temperature": 0.0})
 
 
-def test_result_file_has_the_fields_that_its_readers_know() -> None:
+def test_result_file_has_the_fields_that_its_readers_expect() -> None:
     written = json.loads(json.dumps(document({"b": "sf", "a": "ff"})))
     assert set(written) >= SPEC
     assert (written["checkpoint"], written["tasks"], written["max_turns"]) == ("c", ["b", "a"], 12)
@@ -63,7 +63,7 @@ def test_evaluation_without_a_graded_episode_has_no_rate() -> None:
     assert json.loads(json.dumps(written, allow_nan=False))["num_faults"] == 2
 
 
-def test_what_the_parity_probe_found_is_told_where_there_was_one() -> None:
+def test_the_result_of_the_parity_probe_is_included_if_there_was_a_probe() -> None:
     probed = {"parity_num_tokens": 56, "parity_mean_diff": 2e-7, "parity_max_diff": 1e-6}
     assert document({"a": "s"}, **probed)["parity"] == {"num_tokens": 56, "mean_diff": 2e-7, "max_diff": 1e-6}
     assert document({"a": "s"})["parity"] is None

@@ -39,7 +39,7 @@ def test_percentiles_are_numpys(values: list[float], confidence: float) -> None:
     assert percentiles(values, confidence) == pytest.approx(tuple(np.quantile(values, shares)), rel=1e-9, abs=1e-6)
 
 
-def test_the_bootstrap_over_tasks_is_scipys_up_to_the_draws() -> None:
+def test_the_bootstrap_over_tasks_equals_scipys_up_to_random_draws() -> None:
     rng = random.Random(3)
     counts = [rng.randint(1, 8) for _ in range(80)]
     sums = [sum(rng.random() < rate for _ in range(count)) for count, rate in zip(counts, _rates(rng, 80), strict=True)]
@@ -57,7 +57,7 @@ def test_the_bootstrap_over_tasks_is_scipys_up_to_the_draws() -> None:
     assert found.high - found.low > 0.1, "the tolerance is a small part of the width"
 
 
-def test_the_interval_of_a_paired_difference_is_scipys_up_to_the_draws() -> None:
+def test_the_interval_of_a_paired_difference_equals_scipys_up_to_random_draws() -> None:
     rng = random.Random(4)
     before = {f"t{number}": [float(rng.random() < rate)] * 2 for number, rate in enumerate(_rates(rng, 60))}
     after = {task: [float(rng.random() < 0.7) for _ in range(2)] for task in before}
@@ -83,7 +83,7 @@ def test_the_sign_flip_test_is_scipys_over_all_signs(differences: list[float]) -
 
 @given(gains=st.integers(0, 40), losses=st.integers(0, 40))
 @settings(deadline=None)
-def test_with_one_sample_a_task_the_p_value_is_that_of_a_binomial_test(gains: int, losses: int) -> None:
+def test_with_one_sample_per_task_the_p_value_is_that_of_a_binomial_test(gains: int, losses: int) -> None:
     expected = stats.binomtest(gains, gains + losses).pvalue if gains + losses else 1.0
     assert sign_flip_p_value([1.0] * gains + [-1.0] * losses + [0.0]) == pytest.approx(expected, abs=1e-12)
     assert not math.isnan(expected)

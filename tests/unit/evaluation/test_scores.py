@@ -1,4 +1,4 @@
-"""Both denominators of a score, by hand; settings are never mixed."""
+"""Both denominators of a score, against values computed by hand. Settings are never mixed."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_more_episodes_than_were_planned_are_refused() -> None:
         summarise(eval_rows(["sf"]), num_planned=1)
 
 
-def test_rows_of_two_evaluations_are_refused_and_scored_apart() -> None:
+def test_rows_of_two_evaluations_are_refused_as_one_score_and_scored_separately() -> None:
     rows = [*eval_rows(["s"], key="one"), *eval_rows(["f"], key="two")]
     with pytest.raises(ValueError, match="one evaluation, not of 2: eval-c-one, eval-c-two"):
         summarise(rows)
@@ -71,7 +71,7 @@ def test_samples_come_by_task_in_the_order_of_the_seeds() -> None:
     assert successes_by_task(rows, strict=True) == {"a": [True, False, False], "b": [False, False]}
 
 
-def test_the_evaluation_key_is_what_follows_the_checkpoint() -> None:
+def test_the_evaluation_key_is_the_part_after_the_checkpoint() -> None:
     row = eval_row(Outcome.SUCCESS, checkpoint_id="sft-1", stage_key="eval-sft-1-abc")
     assert row.evaluation_key == "abc"
     assert eval_row(Outcome.SUCCESS, stage_key="something-else").evaluation_key == ""

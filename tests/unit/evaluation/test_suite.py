@@ -54,7 +54,7 @@ def test_every_family_has_as_many_instances_as_asked_for():
         assert sum(item.family == name for item in built.heldout) == 3
 
 
-def test_an_instance_stays_the_same_whatever_the_numbers_asked_for():
+def test_an_instance_does_not_depend_on_the_requested_numbers():
     small, large = suite(num_train=3, num_heldout=1), suite(num_train=30, num_heldout=8)
     by_id = {item.task.task_id: item for item in all_tasks(large)}
     for item in all_tasks(small):
@@ -73,7 +73,7 @@ def test_no_two_instances_of_a_family_have_the_same_arguments():
     assert len({(item.family, item.arguments) for item in all_tasks(built)}) == 50 * len(FAMILIES)
 
 
-def test_no_heldout_instance_is_solved_like_a_training_instance_that_looks_the_same():
+def test_no_heldout_instance_has_the_instruction_and_set_up_of_a_training_instance():
     built = suite(num_train=12, num_heldout=3)
 
     def face(item: SuiteTask) -> str:
@@ -93,7 +93,7 @@ def test_no_heldout_instruction_of_a_keyboard_family_occurs_in_training():
     assert not trained & {item.task.instruction for item in built.heldout}
 
 
-def test_the_screen_moves_pixels_but_changes_no_argument():
+def test_the_screen_size_moves_pixels_but_changes_no_argument():
     small, large = suite(screen=(512, 320)), suite(screen=(1920, 1080))
     assert [item.arguments for item in all_tasks(small)] == [item.arguments for item in all_tasks(large)]
     assert [item.task.instruction for item in all_tasks(small)] == [item.task.instruction for item in all_tasks(large)]
@@ -122,7 +122,7 @@ def test_tasks_use_only_verbs_getters_and_metrics_of_osworld():
                 assert getter["type"] in GETTERS
 
 
-def test_oracles_are_short_and_end_with_the_right_word():
+def test_oracles_are_short_and_end_with_the_right_status():
     for item in all_tasks(suite()):
         assert 1 <= len(item.oracle) <= 4
         last = item.oracle[-1].arguments
@@ -173,7 +173,7 @@ def test_buttons_are_large_enough_to_hit(screen: tuple[int, int]):
         assert all(right - left >= 96 and bottom - top >= 40 for left, top, right, bottom in places)
 
 
-def test_the_target_button_stands_in_every_cell_and_in_every_place_of_the_alphabet():
+def test_the_target_button_occurs_in_every_cell_and_at_every_alphabetical_rank():
     built = build_suite(seed=0, families=["click_button"], num_train=40, num_heldout=1, screen=(512, 320))
     assert {item.arguments[3] for item in built.train} == set(range(9))
     ranks = {sorted(map(str, item.arguments[:3])).index(str(item.arguments[0])) for item in built.train}

@@ -67,7 +67,7 @@ def scored(**changes: Any) -> dict[str, Any]:
         ({**scored(), "config": [{"type": "sleep", "parameters": {"second": 1}}]}, "no parameter 'second'; .* seconds"),
     ],
 )
-def test_what_cannot_be_set_up_or_scored_is_refused_when_the_suite_is_loaded(
+def test_a_task_that_cannot_be_set_up_or_scored_is_refused_when_the_suite_is_loaded(
     tmp_path: Path, wrong: dict[str, Any], sentence: str
 ) -> None:
     write(tmp_path / "tasks" / "wrong.json", wrong)
@@ -78,7 +78,7 @@ def test_what_cannot_be_set_up_or_scored_is_refused_when_the_suite_is_loaded(
         read_suite_file(write(tmp_path / "named.json", ["tasks/wrong.json"]))
 
 
-def test_what_only_osworlds_graders_can_do_passes_with_a_warning(
+def test_a_task_that_needs_osworlds_graders_is_accepted_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = {"type": "vm_file", "path": "/a", "dest": "a"}
@@ -91,7 +91,7 @@ def test_what_only_osworlds_graders_can_do_passes_with_a_warning(
     assert not caplog.text
 
 
-def test_digest_does_not_depend_on_the_order_and_does_on_every_task(tmp_path: Path) -> None:
+def test_digest_depends_on_every_task_and_not_on_their_order(tmp_path: Path) -> None:
     there = read_suite_file(write(tmp_path / "a.json", [task("a"), task("b")]))
     back = read_suite_file(write(tmp_path / "b.json", [task("b"), task("a")]))
     other = read_suite_file(write(tmp_path / "c.json", [task("a"), {**task("b"), "instruction": "Do not."}]))
@@ -109,19 +109,21 @@ def test_digest_does_not_depend_on_the_order_and_does_on_every_task(tmp_path: Pa
         (["gone.json"], r"there is no .*gone.json: a task of the suite is missing"),
     ],
 )
-def test_what_is_no_suite_is_refused_by_its_place(tmp_path: Path, document: Any, sentence: str) -> None:
+def test_a_file_that_is_not_a_suite_is_refused_with_the_place_of_the_error(
+    tmp_path: Path, document: Any, sentence: str
+) -> None:
     with pytest.raises(DatasetError, match=sentence):
         read_suite_file(write(tmp_path / "bad.json", document))
 
 
 @pytest.mark.parametrize("name", ["heldout", "osworld-os", "a|b"])
-def test_name_that_is_taken_or_no_partition_key_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_taken_or_is_not_a_partition_key_is_refused(tmp_path: Path, name: str) -> None:
     write(tmp_path / f"{name}.json", [task("a")])
     with pytest.raises(DatasetError, match="name"):
         suite_names(tmp_path)
 
 
-def test_suites_of_the_user_stand_beside_the_built_in_ones(tmp_path: Path) -> None:
+def test_suites_of_the_user_are_listed_next_to_the_built_in_ones(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     assert suite_names(state.suites) == (HELDOUT, *OSWORLD_SUITES)
     write(state.suites / "mine.json", [task("a")])
@@ -131,7 +133,7 @@ def test_suites_of_the_user_stand_beside_the_built_in_ones(tmp_path: Path) -> No
         load_suite(state, load_recipe("smoke"), "yours")
 
 
-def test_evaluation_of_another_suite_is_another_evaluation(tmp_path: Path) -> None:
+def test_the_evaluation_of_another_suite_has_another_key(tmp_path: Path) -> None:
     recipe = load_recipe("smoke")
     suite = read_suite_file(write(tmp_path / "mine.json", [task("a")]))
     own, other = plan_evaluation(recipe, "sft-1"), plan_evaluation(recipe, "sft-1", suite=suite)
@@ -149,7 +151,7 @@ def test_tasks_of_two_domains_with_one_id_are_two_tasks_of_an_evaluation(tmp_pat
     assert len(set(seeds)) == 3
 
 
-def test_without_a_checkout_it_is_said_how_to_get_one(tmp_path: Path) -> None:
+def test_without_a_checkout_of_osworld_the_error_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="git clone"):
         read_osworld_suite("osworld-test_small", tmp_path)
 
@@ -163,7 +165,7 @@ def test_every_published_list_is_a_suite(real_data: Path) -> None:
     assert suites["osworld-windows"].tasks
 
 
-def test_first_tasks_of_a_suite_are_a_suite_of_their_own_and_all_of_them_are_the_suite(tmp_path: Path) -> None:
+def test_the_first_tasks_of_a_suite_are_a_separate_suite_and_all_tasks_are_the_suite_itself(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.json", [task("a"), task("b"), task("c")])
     recipe, state = load_recipe("smoke"), StateDir(tmp_path)
     whole = load_tasks(state, recipe, TaskChoice(tasks_file=str(file)))

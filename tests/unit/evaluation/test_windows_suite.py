@@ -28,7 +28,7 @@ def all_tasks(name: str) -> list[SuiteTask]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_there_are_four_levels_and_all_five_checkers(name: str) -> None:
+def test_each_windows_suite_has_four_levels_and_its_checkers(name: str) -> None:
     tasks = all_tasks(name)
     assert {item.task.domain for item in tasks} == LEVELS
     used = {func for item in tasks for func in _listed(item.task.config["evaluator"]["func"])}
@@ -58,7 +58,7 @@ def test_no_expected_text_is_blank(name: str) -> None:
             assert all(text.strip() for text in ([texts] if isinstance(texts, str) else texts))
 
 
-def test_windows_wants_no_set_up_and_wine_only_its_start() -> None:
+def test_windows_needs_no_set_up_and_wine_only_needs_its_start() -> None:
     assert not any(item.task.config["config"] for item in all_tasks("windows_basics"))
     assert all(len(item.task.config["config"]) == 2 for item in all_tasks("wine_basics"))
     assert [needs_wine(name) for name in SUITES] == [False, False, False, True]
@@ -81,7 +81,7 @@ def test_no_heldout_instruction_occurs_in_training(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_oracle_can_be_said_by_keys_alone_and_typed_on_an_emulated_keyboard(name: str) -> None:
+def test_every_oracle_can_be_written_as_keys_only_and_typed_on_an_emulated_keyboard(name: str) -> None:
     dialect = load_dialect("sendkey")
     for item in all_tasks(name):
         for step in item.oracle:
@@ -92,7 +92,7 @@ def test_every_oracle_can_be_said_by_keys_alone_and_typed_on_an_emulated_keyboar
         assert item.oracle[-1].arguments == {"action": "terminate", "status": "success"}
 
 
-def test_instructions_are_told_in_plain_characters() -> None:
+def test_instructions_have_only_printable_ascii_characters() -> None:
     for item in all_tasks("windows_basics"):
         assert set(item.task.instruction) <= set(string.printable)
 
@@ -113,7 +113,7 @@ def shaped(task: float, num_good_steps: int) -> float:
     return shape_reward(task, steps, max_steps=10, section=section, has_a11y_tree=False).shaped
 
 
-def test_format_reward_never_exceeds_half_of_the_smallest_partial_score_nor_turns_two_scores_round() -> None:
+def test_format_reward_is_at_most_half_of_the_smallest_partial_score_and_keeps_the_order_of_scores() -> None:
     scores = [0.0, 0.1, 0.2, 0.5, 1.0]
     for score in scores:
         assert score <= shaped(score, 0) <= score + 0.05

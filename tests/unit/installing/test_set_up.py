@@ -1,4 +1,4 @@
-"""What `setup` installs, and what it says where it may not."""
+"""What `setup` installs, and what it prints where it has no permission to install."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def run(*words: str, environment: dict[str, str]) -> subprocess.CompletedProcess
     )
 
 
-def test_parts_and_lists_are_the_same() -> None:
+def test_every_part_of_setup_has_its_package_lists() -> None:
     names = {item.name for item in resources.files("osworld_pipeline.installing").iterdir()}
     assert {f"debian-packages-{part}.txt" for part in DEBIAN_PARTS} <= names
     assert set(KINDS) == set(ENVIRONMENTS)
@@ -59,7 +59,7 @@ def test_packages_are_named_first_and_an_administrator_gets_the_command(lacking:
     )
 
 
-def test_a_dry_run_prints_the_command_alone(lacking: dict[str, str]) -> None:
+def test_a_dry_run_prints_only_the_command(lacking: dict[str, str]) -> None:
     done = run("--dry-run", "wine", environment=lacking)
     assert (done.returncode, done.stdout) == (
         0,
@@ -67,7 +67,7 @@ def test_a_dry_run_prints_the_command_alone(lacking: dict[str, str]) -> None:
     )
 
 
-def test_a_dry_run_with_json_is_an_object(
+def test_a_dry_run_with_json_prints_an_object(
     lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     monkeypatch.setenv("PATH", lacking["PATH"])
@@ -91,7 +91,9 @@ def test_with_json_the_error_has_the_command_for_an_administrator(
     assert capfdbinary.readouterr() == (b"", b"")
 
 
-def test_a_machine_without_dpkg_is_named(lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_dpkg_is_refused_with_the_systems_that_are_needed(
+    lacking: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (Path(lacking["PATH"]) / "dpkg-query").unlink()
     monkeypatch.setenv("PATH", lacking["PATH"])
     with pytest.raises(DependencyError, match="the desktops need Debian or Ubuntu"):
@@ -101,7 +103,7 @@ def test_a_machine_without_dpkg_is_named(lacking: dict[str, str], monkeypatch: p
 def test_without_pip_the_command_for_uv_installs_pip_first(tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv/bin/python"
-    # Our modules alone, without what is installed next to them.
+    # Only our modules, without the packages that are installed next to them.
     code = "from osworld_pipeline.domain.remedies import how_to_set_up; print(how_to_set_up('uv'))"
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/nowhere"}
     said = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True)
@@ -115,14 +117,14 @@ def test_an_unknown_part_is_refused(lacking: dict[str, str]) -> None:
     assert "no part named 'cooking'" in done.output.replace("\n", " ")
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_an_environment_is_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
     with pytest.raises(DependencyError, match="is not a Python environment: choose another folder"):
         make_environment(SGLANG, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_another_list_is_another_environment() -> None:
+def test_another_package_list_gives_another_environment() -> None:
     assert SGLANG.digest() != DESKTOP_ENV.digest()
 
 
@@ -145,7 +147,7 @@ def fake_apt(tmp_path: Path, lacking: dict[str, str]) -> dict[str, str]:
     return lacking
 
 
-def test_apt_shows_its_own_progress_on_a_terminal_alone(lacking: dict[str, str], tmp_path: Path) -> None:
+def test_apt_shows_its_own_progress_only_on_a_terminal(lacking: dict[str, str], tmp_path: Path) -> None:
     environment = fake_apt(tmp_path, lacking)
     piped = run("wine", environment=environment)
     assert (piped.returncode, piped.stdout) == (0, "")

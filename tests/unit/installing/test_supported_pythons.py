@@ -19,7 +19,7 @@ PROGRAMS = ("bash", "cat", "cut", "dirname", "grep", "rm", "sed", "seq", "sha256
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Of the files that scripts/setup reads before it makes an environment."""
+    """A checkout with only the files that scripts/setup reads before it makes an environment."""
     for name in ("scripts/setup", "osworld_pipeline/installing/debian.sh", "osworld_pipeline/installing/tools.txt",
                  "pyproject.toml", "constraints.txt"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -28,8 +28,8 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def set_up(checkout: Path, pythons: dict[str, str], *parts: str) -> str:
-    """What it says about `parts` (without them about `python`) where these programs are the only Pythons. Each is the
-    real one, but says that it has this version, and makes no environment."""
+    """The output of scripts/setup for `parts` (by default `python`) where these programs are the only Pythons. Each is
+    the real one, but reports this version and makes no environment."""
     programs = checkout / "programs"
     programs.mkdir()
     for name in PROGRAMS:
@@ -72,8 +72,8 @@ def test_the_doctor_accepts_the_python_of_the_tests() -> None:
     assert check_python("python").status == Status.OK
 
 
-def test_debians_python_is_installed_before_an_environment_is_made_where_none_is_supported(checkout: Path) -> None:
-    """Its packages are refused here, where there is no dpkg."""
+def test_without_a_supported_python_debians_is_installed_before_an_environment_is_made(checkout: Path) -> None:
+    """The installation of its packages is refused, because there is no dpkg here."""
     said = set_up(checkout, {"python3": "3.10"}, "debian", "python")
     assert "no dpkg here" in said
     assert "no Python" not in said

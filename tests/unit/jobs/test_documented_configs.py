@@ -1,4 +1,4 @@
-"""Every run configuration in the docs is one that Dagster takes from a file."""
+"""Dagster accepts every run configuration in the docs as a file."""
 
 import re
 from collections.abc import Iterator
@@ -25,18 +25,18 @@ def documented() -> Iterator[tuple[str, str]]:
 CONFIGS = dict(documented())
 
 
-def test_there_are_some() -> None:
+def test_the_docs_have_at_least_three_run_configurations() -> None:
     assert len(CONFIGS) >= 3
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_documented_configuration_is_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_documented_run_configuration_is_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in re.findall(r"env: (\w+)", CONFIGS[name]):
         monkeypatch.setenv(variable, "a secret")
     dg.validate_run_config(defs.resolve_job_def("train"), yaml.safe_load(CONFIGS[name]))
 
 
-def test_a_key_that_is_not_there_is_refused() -> None:
+def test_a_run_configuration_with_an_unknown_key_is_refused() -> None:
     with pytest.raises(dg.DagsterInvalidConfigError):
         dg.validate_run_config(
             defs.resolve_job_def("train"), yaml.safe_load("resources: {launcher: {config: {place: {local: {}}}}}")

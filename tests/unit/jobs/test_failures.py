@@ -1,4 +1,4 @@
-"""Failed runs are told once, in one sentence, to whoever is to know; a deaf receiver harms nothing."""
+"""A failed run is reported once, in one sentence, to the configured receiver; a receiver that fails causes no error."""
 
 import json
 from collections.abc import Iterator
@@ -54,8 +54,8 @@ def breaks() -> None:
     broken()
 
 
-def tell(*, partition: str | None = None) -> tuple[Any, str]:
-    """What the sensor says of a run that failed, and the run's id."""
+def run_sensor(*, partition: str | None = None) -> tuple[Any, str]:
+    """The result of the sensor for a failed run, and the run's id."""
     with dg.DagsterInstance.ephemeral() as instance:
         tags = {"dagster/partition": partition} if partition else {}
         result = breaks.execute_in_process(instance=instance, raise_on_error=False, tags=tags)
@@ -70,11 +70,11 @@ def tell(*, partition: str | None = None) -> tuple[Any, str]:
         return failed_runs(context.for_run_failure()), result.run_id
 
 
-def test_a_failed_run_is_told_with_its_first_reason_and_a_link(
+def test_a_failed_run_is_reported_with_its_first_reason_and_a_link(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(WEBHOOK, receiver.address)
-    _, run_id = tell(partition="sft-1|heldout")
+    _, run_id = run_sensor(partition="sft-1|heldout")
     reason = "broken: the env server at http://127.0.0.1:8070 does not answer: start it"
     url = f"http://lab:3000/runs/{run_id}"
     assert receiver.letters == [
@@ -90,19 +90,19 @@ def test_a_failed_run_is_told_with_its_first_reason_and_a_link(
 
 def test_without_an_address_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(WEBHOOK, raising=False)
-    told, _ = tell()
-    assert isinstance(told, dg.SkipReason)
+    reported, _ = run_sensor()
+    assert isinstance(reported, dg.SkipReason)
 
 
 @pytest.mark.parametrize(("status", "problem"), [(500, "it responded with status 500"), (None, "ConnectError")])
-def test_a_receiver_that_refuses_is_logged_without_its_secret(
+def test_a_receiver_that_fails_is_logged_without_its_secret(
     status: int | None, problem: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     receiver = Receiver(status or 200)
     monkeypatch.setenv(WEBHOOK, receiver.address)
     if status is None:
         receiver.close()
-    tell()
+    run_sensor()
     said = capfd.readouterr().err
     assert "127.0.0.1 did not confirm the report of run" in said
     assert problem in said

@@ -1,4 +1,4 @@
-"""Jobs that somebody asks for once: what is finished starts nothing."""
+"""Jobs that a user requests once: finished work starts nothing."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from osworld_pipeline.recipes import load_recipe
 from osworld_pipeline.tables.query import run_query
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Dagster's own, where an op is given an asset's context
-def test_tasks_that_were_evaluated_start_neither_desktops_nor_a_program(tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from Dagster, where an op gets an asset's context
+def test_evaluated_tasks_start_no_desktops_and_no_program(tmp_path: Path) -> None:
     state, checkpoint = StateDir(tmp_path), make_checkpoint("sft-000000000001")
     lay_down(state, checkpoint)
     write_evaluation(state, load_recipe("smoke"), checkpoint.checkpoint_id, num_successes=1)

@@ -48,7 +48,7 @@ def test_the_example_of_the_page_counts_the_rows_of_a_table_and_of_a_view(state:
     assert counted == {"demonstrations": 1, "scores": 0}
 
 
-def test_an_input_is_the_table_of_its_name_another_one_or_a_query(state: StateDir) -> None:
+def test_an_input_is_the_table_of_its_name_another_table_or_a_query(state: StateDir) -> None:
     assert load(state, "replay_buffer").column("row_id").to_pylist() == ["r1"]
     assert load(state, "evaluations", {"table": "evals"}).num_rows == 0
     asked = load(state, "anything", {"sql": "SELECT 1 + count(*) AS n FROM replay_buffer"})

@@ -1,4 +1,4 @@
-"""What trains the champion further by itself: a sensor and a schedule, each asked as Dagster's daemon asks them."""
+"""The sensor and the schedule that re-train the champion automatically, each called as Dagster's daemon calls them."""
 
 import os
 import time
@@ -34,7 +34,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 @pytest.fixture
 def state(tmp_path: Path, instance: dg.DagsterInstance) -> StateDir:
-    """With a champion, made an hour ago by a run that wanted two new successes."""
+    """A state with a champion, made an hour ago by a run that requires two new successes."""
     state = StateDir(tmp_path)
     run = instance.add_run(dg.DagsterRun(job_name="train", run_config={"resources": FEW}, status=SUCCESS))
     lay_down(state, make_checkpoint("gspo-1", run_ids={"dagster": run.run_id}))
@@ -84,11 +84,11 @@ def look(instance: dg.DagsterInstance, state: StateDir) -> Any:
 
 
 def strike(instance: dg.DagsterInstance, state: StateDir) -> Any:
-    """What the schedule asks when its hour has come."""
+    """The request of the schedule at its scheduled time."""
     return ask(instance, StateResource(path=str(state.root)), RecipeResource(name="smoke"), is_scheduled=True)
 
 
-def test_new_successes_begin_a_re_training_of_the_champion_by_the_recipe_that_made_it(
+def test_new_successes_start_a_re_training_of_the_champion_with_the_recipe_that_made_it(
     instance: dg.DagsterInstance, state: StateDir
 ) -> None:
     succeed(state, "a")
@@ -105,18 +105,18 @@ def test_new_successes_begin_a_re_training_of_the_champion_by_the_recipe_that_ma
     assert dg.validate_run_config(defs.resolve_job_def("retrain"), request.run_config)
 
 
-def test_by_hand_the_job_goes_on_from_the_champion() -> None:
+def test_a_job_that_is_started_by_hand_continues_from_the_champion() -> None:
     assert defs.resolve_job_def("retrain").run_config == {
         "resources": {"start": {"config": {"checkpoint": "champion"}}}
     }
 
 
-def test_a_schedule_needs_no_news(instance: dg.DagsterInstance, state: StateDir) -> None:
+def test_the_schedule_starts_a_re_training_without_new_successes(instance: dg.DagsterInstance, state: StateDir) -> None:
     assert isinstance(look(instance, state), dg.SkipReason)
     assert strike(instance, state).tags[RETRAINING_TAG] == "gspo-1"
 
 
-def test_the_schedule_begins_a_re_training_by_itself(state: StateDir, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_schedule_starts_a_re_training_by_itself(state: StateDir, tmp_path_factory: pytest.TempPathFactory) -> None:
     resources = {"state": StateResource(path=str(state.root)), "recipe": RecipeResource(name="smoke")}
     with dg.DagsterInstance.local_temp(str(tmp_path_factory.mktemp("dagster"))) as lasting:
         set_champion(lasting, "gspo-1")
@@ -125,7 +125,7 @@ def test_the_schedule_begins_a_re_training_by_itself(state: StateDir, tmp_path_f
     assert request.run_config["resources"]["start"] == {"config": {"checkpoint": "gspo-1"}}
 
 
-def test_tables_of_other_data_begin_a_re_training(instance: dg.DagsterInstance, state: StateDir) -> None:
+def test_tables_with_changed_data_start_a_re_training(instance: dg.DagsterInstance, state: StateDir) -> None:
     build_tables(instance, "v1")
     retrained(instance)
     time.sleep(0.01)
@@ -142,7 +142,7 @@ def test_tables_of_other_data_begin_a_re_training(instance: dg.DagsterInstance, 
      ("__ASSET_JOB", {"gspo_phase1_checkpoint", "replay_buffer"}, "trainings")],
 )  # fmt: skip
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.NOT_STARTED, dg.DagsterRunStatus.STARTED])
-def test_nothing_begins_beside_work_that_decides_who_is_champion(
+def test_no_re_training_starts_during_work_that_decides_the_champion(
     instance: dg.DagsterInstance,
     state: StateDir,
     job: str,
@@ -157,7 +157,9 @@ def test_nothing_begins_beside_work_that_decides_who_is_champion(
     assert isinstance(strike(instance, state), dg.SkipReason)
 
 
-def test_what_the_last_one_made_is_evaluated_and_ranked_first(instance: dg.DagsterInstance, state: StateDir) -> None:
+def test_the_checkpoint_of_the_last_re_training_is_evaluated_and_ranked_before_the_next_one(
+    instance: dg.DagsterInstance, state: StateDir
+) -> None:
     run_id = retrained(instance)
     lay_down(state, make_checkpoint("gspo-2", run_ids={"dagster": run_id}))
     succeed(state, "a", "b")
@@ -168,7 +170,7 @@ def test_what_the_last_one_made_is_evaluated_and_ranked_first(instance: dg.Dagst
     assert look(instance, state).tags[RETRAINING_TAG] == "gspo-2"
 
 
-def test_an_evaluation_that_failed_holds_nothing_up(instance: dg.DagsterInstance, state: StateDir) -> None:
+def test_a_failed_evaluation_does_not_block_the_next_re_training(instance: dg.DagsterInstance, state: StateDir) -> None:
     run_id = retrained(instance)
     lay_down(state, make_checkpoint("gspo-2", run_ids={"dagster": run_id}))
     succeed(state, "a", "b")
@@ -178,7 +180,7 @@ def test_an_evaluation_that_failed_holds_nothing_up(instance: dg.DagsterInstance
 
 
 @pytest.mark.parametrize("ended", [SUCCESS, FAILURE])
-def test_two_in_vain_are_enough_until_there_is_new_data(
+def test_after_two_re_trainings_without_a_new_champion_none_starts_until_there_is_new_data(
     instance: dg.DagsterInstance, state: StateDir, ended: dg.DagsterRunStatus
 ) -> None:
     build_tables(instance, "v1")
@@ -193,7 +195,7 @@ def test_two_in_vain_are_enough_until_there_is_new_data(
     assert isinstance(strike(instance, state), dg.RunRequest)
 
 
-def test_without_a_champion_or_its_weights_it_is_said_what_is_missing(
+def test_without_a_champion_or_its_weights_the_skip_message_says_what_is_missing(
     instance: dg.DagsterInstance, state: StateDir
 ) -> None:
     set_champion(instance, "gone")
@@ -210,19 +212,19 @@ def test_a_recipe_that_is_gone_is_named(instance: dg.DagsterInstance, state: Sta
     assert "/gone.toml" in look(instance, state).skip_message
 
 
-def test_both_are_off_until_they_are_turned_on() -> None:
+def test_the_re_training_schedule_and_sensor_are_off_by_default() -> None:
     schedule, sensor = defs.resolve_schedule_def("retraining_schedule"), defs.resolve_sensor_def("retraining_is_due")
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
     assert sensor.default_status is dg.DefaultSensorStatus.STOPPED
     assert (schedule.execution_timezone, schedule.job_name, sensor.job_name) == ("UTC", "retrain", "retrain")
 
 
-def test_a_schedule_at_no_time_is_refused() -> None:
+def test_a_schedule_without_a_valid_time_is_refused() -> None:
     with pytest.raises(dg.DagsterInvalidDefinitionError, match="each full moon"):
         build_retraining_schedule("each full moon")
 
 
-def test_where_all_of_it_was_made_before_nothing_begins_until_the_data_change(
+def test_where_all_stages_were_trained_before_nothing_starts_until_the_data_change(
     instance: dg.DagsterInstance, state: StateDir
 ) -> None:
     tasks = [{"task_id": "desktop-basics-create_folder-0001", "task_config": "{}", "instruction": "Create a folder."}]

@@ -38,7 +38,7 @@ def test_a_fault_is_repeated_until_the_step_succeeds() -> None:
     assert (step.num_attempts, step.succeeded) == (3, True)
 
 
-def test_a_fault_that_does_not_pass_ends_with_its_own_message() -> None:
+def test_a_persistent_fault_ends_the_step_with_its_own_message() -> None:
     step = FailingStep(*(EngineError(f"no answer {number}") for number in range(9)))
     assert (step.num_attempts, step.reasons) == (3, ["no answer 2"])
 
@@ -51,7 +51,7 @@ def test_a_fault_that_does_not_pass_ends_with_its_own_message() -> None:
         (KeyError("a defect"), "KeyError: 'a defect'"),
     ],
 )
-def test_what_no_repetition_can_change_fails_at_once(error: Exception, reason: str) -> None:
+def test_an_error_that_no_repetition_can_change_fails_at_once(error: Exception, reason: str) -> None:
     step = FailingStep(error)
     assert (step.num_attempts, step.succeeded, step.reasons) == (1, False, [reason])
 

@@ -1,4 +1,4 @@
-"""What starts by itself: evaluations of new checkpoints once each, and a ranking when the last of them has ended."""
+"""The sensors evaluate new checkpoints once each, and start a ranking when the last of these evaluations has ended."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def test_every_checkpoint_is_evaluated_on_the_suites_of_the_recipe(state: StateD
         assert len({request.run_key for request in result.run_requests}) == 4
 
 
-def test_what_is_evaluated_is_not_begun_again(state: StateDir) -> None:
+def test_an_evaluated_checkpoint_is_not_evaluated_again(state: StateDir) -> None:
     lay_down(state, make_checkpoint("sft-1"), make_checkpoint("sft-2"))
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("checkpoints", ["sft-1"])
@@ -60,7 +60,7 @@ def test_what_is_evaluated_is_not_begun_again(state: StateDir) -> None:
         assert isinstance(look(instance, state), dg.SkipReason)
 
 
-def test_evaluation_goes_by_the_recipe_that_trained_the_checkpoint(state: StateDir) -> None:
+def test_an_evaluation_uses_the_recipe_that_trained_the_checkpoint(state: StateDir) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         trained_with = {"recipe": {"config": {"name": "smoke", "settings": ["evaluation.max_turns=1"]}}}
         run = instance.add_run(dg.DagsterRun(job_name="train", run_config={"resources": trained_with | {"other": {}}}))
@@ -70,7 +70,7 @@ def test_evaluation_goes_by_the_recipe_that_trained_the_checkpoint(state: StateD
         assert "recipe" not in second.run_config["resources"]
 
 
-def test_checkpoint_whose_recipe_is_gone_keeps_the_others_from_nothing(state: StateDir) -> None:
+def test_a_checkpoint_whose_recipe_is_gone_does_not_block_the_others(state: StateDir) -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         config = {"resources": {"recipe": {"config": {"name": "/gone.toml"}}}}
         run = instance.add_run(dg.DagsterRun(job_name="train", run_config=config))

@@ -1,4 +1,4 @@
-"""An env server's own API in memory: a screen that changes with every action, and a grader that wants `good` typed."""
+"""An env server's API in memory. Its screen changes with every action, and its grader requires a typed `good`."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ TASKS: list[dict[str, Any]] = [
 
 
 class DesktopServer:
-    """`faults` maps a path to how it answers instead."""
+    """`faults` maps a path to the answer that replaces the normal one."""
 
     def __init__(self, size: tuple[int, int] = (64, 64)) -> None:
         self.size = size
@@ -65,7 +65,7 @@ class DesktopServer:
 
 @contextmanager
 def listening(server: DesktopServer) -> Iterator[str]:
-    """The same answers on a port of this machine, for environments in processes of their own; its address."""
+    """Serves the same answers on a local port, for environments in their own processes. Yields its address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

@@ -40,8 +40,8 @@ class CountingEnv:
         self.history += [action, self._screen()]
         done = self.num_steps >= self.config["num_steps"]
         reward = self.config["reward"] if done else 0.0
-        told = {"prev_obs": previous, "action": action, "obs": self._obs(), "is_init": False}
-        return {**told, "reward": reward, "done": done}, self._meta_info()
+        reported = {"prev_obs": previous, "action": action, "obs": self._obs(), "is_init": False}
+        return {**reported, "reward": reward, "done": done}, self._meta_info()
 
     def close(self) -> None:
         self._note("closed")

@@ -1,5 +1,5 @@
-"""OSGym's MultiTurnDataloader over environments in processes of their own: batches, training rows, faults, and an end
-that leaves nothing."""
+"""OSGym's MultiTurnDataloader over environments in their own processes: batches, training rows, faults, and a close
+that leaves nothing behind."""
 
 import json
 import os
@@ -27,7 +27,7 @@ MakeLoader = Callable[..., MultiTurnDataloader]
 
 @pytest.fixture
 def loader_of(processor: Any) -> Iterator[MakeLoader]:
-    """A loader over these env configs; closed in the end."""
+    """Makes a loader over these env configs. It is closed after the test."""
     made: list[MultiTurnDataloader] = []
 
     def make(*env_configs: dict[str, Any], **options: Any) -> MultiTurnDataloader:
@@ -92,8 +92,8 @@ def test_batches_have_the_documented_keys_and_shapes(loader_of: MakeLoader, proc
     assert {key for key in batch if key not in rows} == set()
 
 
-def test_what_is_trained_is_what_was_sampled(loader_of: MakeLoader, processor: Any) -> None:
-    """OSGym decodes a response and tokenises it again; these ids do not survive that."""
+def test_a_training_row_has_the_token_ids_that_were_sampled(loader_of: MakeLoader, processor: Any) -> None:
+    """OSGym decodes a response and tokenises it again, which changes these ids."""
     tokenizer = processor.tokenizer
     ids = [tokenizer.convert_tokens_to_ids(token) for token in "click"]
     assert tokenizer(tokenizer.decode(ids))["input_ids"] != ids or len(ids) == 5
@@ -112,7 +112,7 @@ def test_what_is_trained_is_what_was_sampled(loader_of: MakeLoader, processor: A
 
 
 def test_text_environments_need_no_processor(loader_of: MakeLoader, processor: Any) -> None:
-    """OSGym's loader uses a name that it never sets there."""
+    """OSGym's loader uses a variable that it never sets in this case."""
     loader = loader_of({"shows": "text", "num_steps": 1}, is_multi_modal=False)
     batch = next(loader)
     assert batch["position_ids"].shape == (1, P)
@@ -121,14 +121,16 @@ def test_text_environments_need_no_processor(loader_of: MakeLoader, processor: A
     assert loader.sample_from_buffer(1)["position_ids"].shape == (1, P + R)
 
 
-def test_osgyms_tagged_strings_show_the_same(loader_of: MakeLoader) -> None:
+def test_osgyms_tagged_strings_show_the_same_images(loader_of: MakeLoader) -> None:
     loader = loader_of({"shows": "tagged"})
     assert next(loader)["multi_modal_data"][0]["image"][0].getpixel((0, 0)) == (0, 0, 0)
     assert loader.num_faults == 0
 
 
-def test_finished_screen_is_not_offered_and_the_next_episode_is(loader_of: MakeLoader, processor: Any) -> None:
-    """OSGym offers the last screen of an episode, and throws away what the policy says to it."""
+def test_the_screen_of_a_finished_episode_is_not_offered_and_the_next_episode_is(
+    loader_of: MakeLoader, processor: Any
+) -> None:
+    """OSGym offers the last screen of an episode and discards the policy's response to it."""
     loader = loader_of({"num_steps": 1}, {"num_steps": 1}, batch_size=2)
     seen = []
     for _ in range(3):
@@ -154,10 +156,10 @@ def test_an_episode_holds_each_screenshot_once(loader_of: MakeLoader, processor:
 
 
 @pytest.mark.parametrize("harm", ["fault", "bug", "die"])
-def test_lost_episode_gives_no_reward_and_the_environment_goes_on(
+def test_a_lost_episode_gives_no_reward_and_the_environment_continues(
     loader_of: MakeLoader, processor: Any, harm: str
 ) -> None:
-    """OSGym waits for ever for a process that died, and its client sends for ever what failed."""
+    """OSGym waits without a limit for a process that died, and its client repeats failed requests without a limit."""
     loader = loader_of({"num_steps": 2})
     play(loader, processor.tokenizer, 1)
     batch = next(loader)
@@ -268,7 +270,7 @@ def test_closed_loader_leaves_no_process_and_no_open_desktop(
         next(loader)
 
 
-def test_environment_that_does_not_end_is_ended(loader_of: MakeLoader, processor: Any) -> None:
+def test_an_environment_that_does_not_exit_is_terminated(loader_of: MakeLoader, processor: Any) -> None:
     loader = loader_of({}, close_grace_s=0.3)
     play(loader, processor.tokenizer, 1, "sleep")
     pid = loader._slots[0].process.pid or 0
@@ -279,7 +281,7 @@ def test_environment_that_does_not_end_is_ended(loader_of: MakeLoader, processor
         os.kill(pid, 0)
 
 
-def test_stats_tell_sizes_balance_and_losses(
+def test_stats_report_sizes_balance_and_outcome_rewards(
     loader_of: MakeLoader, processor: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loader = loader_of({"num_steps": 2}, {"num_steps": 1, "reward": 0.0}, batch_size=2)
@@ -296,7 +298,7 @@ def test_stats_tell_sizes_balance_and_losses(
     assert loader.calculate_outcome_reward() == 0.0
 
 
-def test_torch_reads_batches_from_a_dataset_and_not_in_its_workers(loader_of: MakeLoader, processor: Any) -> None:
+def test_torch_reads_batches_from_a_dataset_but_not_in_its_workers(loader_of: MakeLoader, processor: Any) -> None:
     from torch.utils.data import DataLoader
 
     loader = loader_of({"num_steps": 2}, {"num_steps": 2}, batch_size=2)

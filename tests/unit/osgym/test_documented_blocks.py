@@ -1,4 +1,4 @@
-"""The Python blocks of docs/osgym.md run as they stand there, with another address for the env server."""
+"""The Python blocks of docs/osgym.md run unchanged, except for the address of the env server."""
 
 import json
 import re
@@ -19,7 +19,7 @@ R = 32
 
 
 class EnoughError(Exception):
-    """The documented loop has no end of its own."""
+    """Ends the documented loop, which does not end by itself."""
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_killed_trainer_leaves_no_environment_and_they_close_their_desktops(tmp_path: Path) -> None:
+def test_environments_of_a_killed_trainer_close_their_desktops_and_end(tmp_path: Path) -> None:
     script, notes = tmp_path / "trainer.py", tmp_path / "notes"
     script.write_text(TRAINER)
     environment = {**os.environ, "PYTHONPATH": str(HERE)}
@@ -54,7 +54,7 @@ def test_killed_trainer_leaves_no_environment_and_they_close_their_desktops(tmp_
     assert sorted(line.split()[0] for line in notes.read_text().splitlines()) == ["closed", "closed", "made", "made"]
 
 
-def test_importing_a_process_makes_no_folder_and_loads_no_torch(tmp_path: Path) -> None:
+def test_importing_the_worker_makes_no_folder_and_does_not_load_torch(tmp_path: Path) -> None:
     """OSGym's data server makes a folder when it is imported."""
     room = "osworld_pipeline.integrations.osgym"
     script = f"import sys, {room}.worker, {room}.environment; print('torch' in sys.modules)"

@@ -24,7 +24,7 @@ _OPEN: list[gymnasium.Env[Any, str]] = []
 
 @pytest.fixture(autouse=True)
 def environments_are_closed() -> Iterator[None]:
-    """With the threads in which they look at their servers."""
+    """Closes the environments, and with them the threads that watch their servers."""
     yield
     while _OPEN:
         _OPEN.pop().close()
@@ -49,7 +49,7 @@ def test_environment_passes_gymnasiums_checker() -> None:
     assert server.open == set()
 
 
-def test_points_are_scaled_and_the_graders_word_is_the_reward() -> None:
+def test_points_are_scaled_and_the_graders_score_is_the_reward() -> None:
     server = DesktopServer()
     env = make(server)
     observation, info = env.reset(seed=1)
@@ -65,7 +65,7 @@ def test_points_are_scaled_and_the_graders_word_is_the_reward() -> None:
     assert server.open == set()
 
 
-def test_what_is_no_action_changes_nothing_and_says_why() -> None:
+def test_an_invalid_or_refused_action_changes_nothing_and_the_info_says_why() -> None:
     server = DesktopServer()
     env = make(server)
     env.reset(seed=1)
@@ -99,7 +99,7 @@ def test_fault_is_never_a_reward_of_zero(path: str, fault: str, kind: type[Excep
     with pytest.raises(kind, match="it died"):
         env.step(action)
     assert server.open == set()
-    # Gymnasium's passive checker warns of a reward that is not a number, which is what this mode is for.
+    # Gymnasium's passive checker warns about a reward that is not a number. This mode returns one on purpose.
     env = make(server, fault_mode="truncate", disable_env_checker=True)
     env.reset(seed=1)
     _, reward, terminated, truncated, info = env.step(action)
@@ -143,7 +143,7 @@ def test_several_desktops_step_as_one_vector() -> None:
     envs.close()
 
 
-def test_options_that_make_no_environment_are_refused() -> None:
+def test_invalid_options_of_an_environment_are_refused() -> None:
     with pytest.raises(TaskError, match="at least one task"):
         make(DesktopServer(), tasks=[])
     with pytest.raises(ValueError, match="no dialect"):

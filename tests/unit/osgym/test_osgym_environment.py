@@ -1,4 +1,4 @@
-"""OSGym's environment over our env client, what it leaves in the trajectory store, and a training step fed by it."""
+"""OSGym's environment over our env client, its records in the trajectory store, and a training step on them."""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ _OPEN: list[OsgymEnv] = []
 
 @pytest.fixture(autouse=True)
 def environments_are_closed() -> Iterator[None]:
-    """With the threads in which they look at their servers."""
+    """Closes the environments, and with them the threads that watch their servers."""
     yield
     while _OPEN:
         _OPEN.pop().close()
@@ -50,7 +50,7 @@ def open_env(server: DesktopServer, tasks: Path, **more: Any) -> OsgymEnv:
 
 
 def test_osgyms_configuration_reaches_the_server(tasks: Path) -> None:
-    """The seven names of its own client's env_config."""
+    """These are the seven names in the env_config of OSGym's own client."""
     server = DesktopServer()
     env = open_env(server, tasks, max_step=100, max_hist=10, timeout=1000)
     env_ret, meta_info = env.reset()
@@ -81,7 +81,7 @@ def test_steps_have_osgyms_keys_and_the_prompt_grows(tasks: Path) -> None:
         env.step("wait()")
 
 
-def test_what_is_no_call_is_no_silent_wait(tasks: Path) -> None:
+def test_a_response_without_a_call_is_an_action_error_and_not_a_silent_wait(tasks: Path) -> None:
     server = DesktopServer()
     env = open_env(server, tasks)
     env.reset()
@@ -93,7 +93,7 @@ def test_what_is_no_call_is_no_silent_wait(tasks: Path) -> None:
 
 
 def test_step_that_uses_up_the_budget_is_carried_out_and_graded(tasks: Path) -> None:
-    """OSGym sends finish() in its place, and trains the model's action as if it had been done."""
+    """OSGym sends finish() instead, and trains on the model's action as if it had been executed."""
     server = DesktopServer()
     env = open_env(server, tasks, max_step=1)
     env.reset()
@@ -102,7 +102,7 @@ def test_step_that_uses_up_the_budget_is_carried_out_and_graded(tasks: Path) -> 
     assert server.actions == ['pyautogui.write("good")']
 
 
-def test_history_is_as_long_as_it_may_be(tasks: Path) -> None:
+def test_the_history_is_limited_to_max_hist(tasks: Path) -> None:
     """OSGym reads max_hist and never uses it."""
     env = open_env(DesktopServer(), tasks, max_hist=2)
     env.reset()
@@ -127,7 +127,7 @@ def test_conversation_is_written_as_the_chat_template_writes_it(tasks: Path, pro
     assert all(isinstance(part, Markup) == ("<|im_" in part) for part in prompt if isinstance(part, str))
 
 
-def test_fault_is_raised_and_the_desktop_given_back(tasks: Path) -> None:
+def test_a_fault_is_raised_and_the_desktop_is_released(tasks: Path) -> None:
     server = DesktopServer()
     env = open_env(server, tasks)
     env.reset()
@@ -151,7 +151,7 @@ def test_configuration_is_checked(tasks: Path, tmp_path: Path) -> None:
 
 
 def play(env: OsgymEnv, encoder: PromptEncoder, recorder: EpisodeRecorder, *texts: str) -> list[StepTokens]:
-    """An episode with these turns, sampled as the tokenizer writes them."""
+    """Plays an episode with these texts as turns, with the token ids of the tokenizer as samples."""
     env_ret, _ = env.reset()
     sampled = []
     for text in texts:
@@ -201,7 +201,7 @@ def test_lost_episode_is_recorded_as_a_fault_and_fills_nothing(tasks: Path, proc
     env = open_env(DesktopServer(), tasks)
     play(env, encoder, recorder, "wait()")
     recorder.fault(env._meta_info["uid"], "the desktop died")
-    recorder.fault("never", "nothing was told of it")
+    recorder.fault("never", "nothing was reported about it")
     ((part,),) = [store.read_episodes(part) for part in store.existing_parts()]
     assert (part.outcome, part.error, part.reward, len(part.steps)) == (Outcome.ENV_FAULT, "the desktop died", None, 1)
     assert fill_from_store(ReplayBuffer(), store) == 0

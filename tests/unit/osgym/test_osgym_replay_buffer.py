@@ -29,20 +29,20 @@ def test_returns_are_discounted_from_the_end() -> None:
     assert returns(buffer) == pytest.approx([0.5 + 0.9 * 0.9, 0.9, 1.0])
 
 
-def test_without_a_discount_every_step_has_the_outcome() -> None:
+def test_without_a_discount_the_return_of_every_step_is_the_outcome() -> None:
     buffer = ReplayBuffer()
     add_episode(buffer, "a", 0.0, 0.0, 1.0)
     assert returns(buffer) == [1.0, 1.0, 1.0]
 
 
-def test_outcome_alone_is_the_last_step_as_it_was() -> None:
+def test_a_buffer_of_only_outcomes_keeps_the_last_step_unchanged() -> None:
     buffer = ReplayBuffer(gamma=0.5, only_keep_outcome=True)
     add_episode(buffer, "a", 0.25, 0.0, 1.0)
     ((_, env_ret, _),) = buffer.items
     assert (env_ret["index"], env_ret["reward"]) == (2, 1.0)
 
 
-def test_what_was_added_is_not_changed() -> None:
+def test_an_added_step_is_not_modified() -> None:
     buffer = ReplayBuffer()
     first = step("a", 0.0)
     buffer.add(first)
@@ -50,14 +50,14 @@ def test_what_was_added_is_not_changed() -> None:
     assert first[1]["reward"] == 0.0
 
 
-def test_steps_of_an_episode_that_goes_on_are_not_sampled() -> None:
+def test_steps_of_an_unfinished_episode_are_not_sampled() -> None:
     buffer = ReplayBuffer()
     buffer.add(step("a", 1.0))
     assert (len(buffer), buffer.sample(3), buffer.num_open_episodes) == (0, [], 1)
 
 
-def test_lost_episode_leaves_nothing() -> None:
-    """OSGym's client retries for ever, and its buffer keeps what never ends."""
+def test_a_lost_episode_leaves_no_steps_in_the_buffer() -> None:
+    """OSGym's client retries without a limit, and its buffer keeps episodes that never end."""
     buffer = ReplayBuffer()
     buffer.add(step("a", 0.0))
     buffer.drop("a")
@@ -134,7 +134,7 @@ def test_step_without_an_episode_is_refused() -> None:
         ReplayBuffer().add((0, {"reward": 0.0}, {}))
 
 
-def test_buffer_that_cannot_hold_or_discount_is_refused() -> None:
+def test_a_buffer_without_capacity_or_with_an_invalid_discount_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one step"):
         ReplayBuffer(0)
     with pytest.raises(ValueError, match="discount"):

@@ -1,4 +1,4 @@
-"""Prompts for any tokenizer and processor: what is data stays data, and no image is ever cut."""
+"""Prompts for any tokenizer and processor: data is never read as markup, and no image is ever cut."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ TAG = "<|vision_start|>{}<|vision_end|>"
 
 
 class WordTokenizer:
-    """As little as a tokenizer can be: a number for each word."""
+    """A minimal tokenizer that gives a number for each word."""
 
     pad_token_id, eos_token_id = 0, 1
 
@@ -29,7 +29,7 @@ class WordTokenizer:
 
 
 class SquareProcessor:
-    """Of no known family: one placeholder for every 32x32 pixels, and no vision tokens around them."""
+    """A processor of no known family: one placeholder for every 32x32 pixels, and no vision tokens around them."""
 
     image_token = "<image>"
 
@@ -49,8 +49,8 @@ def test_osgyms_string_becomes_text_and_images() -> None:
     assert read_prompt(text) == ("Do it.", first, "click(1,2)", second)
 
 
-def test_tags_around_no_image_stay_text() -> None:
-    """An action may say anything; OSGym's loader takes what stands between the tags for an image and fails."""
+def test_tags_without_an_image_between_them_stay_text() -> None:
+    """An action may contain any text. OSGym's loader reads the text between the tags as an image and fails."""
     text = f"type({TAG.format('aGVsbG8=')}) then {TAG.format('!')}"
     assert "".join(str(part) for part in read_prompt(text + write_prompt([picture(1)]))[:-1]) == text
 
@@ -66,7 +66,7 @@ def test_written_prompts_read_back_the_same(parts: list[str | bytes]) -> None:
     assert write_prompt(read_prompt(write_prompt(parts))) == write_prompt(parts)
 
 
-def test_oldest_screenshot_goes_with_what_was_said_to_it() -> None:
+def test_the_oldest_screenshot_is_dropped_together_with_the_response_to_it() -> None:
     prompt = ("task", b"1", "a", b"2", "b", b"3")
     shorter = without_oldest(prompt)
     assert shorter == ("task", b"2", "b", b"3")
@@ -85,7 +85,7 @@ def test_names_of_special_tokens_are_tokens_only_in_markup(processor: Any) -> No
 
 
 def test_too_long_a_prompt_loses_whole_screenshots_and_keeps_the_task(processor: Any) -> None:
-    """OSGym cuts tokens from the left: the task first, then part of an image, whose pixels still come."""
+    """OSGym cuts tokens from the left: the task first, then part of an image, whose pixels are still passed."""
     encoder = PromptEncoder(processor.tokenizer, processor, max_length=40)
     images = [picture(shade, (96, 64)) for shade in range(6)]
     parts: list[str | bytes] = ["the task"]
@@ -125,7 +125,7 @@ def test_tokenizer_without_padding_is_refused() -> None:
         PromptEncoder(tokenizer, max_length=9)
 
 
-def test_processor_of_any_family_says_how_long_its_images_are() -> None:
+def test_a_processor_of_any_family_determines_the_number_of_tokens_of_its_images() -> None:
     encoder = PromptEncoder(WordTokenizer(), SquareProcessor(), max_length=20)
     prompt = encoder.encode(("one two", picture(1, (64, 32)), "three", picture(2, (64, 32))))
     assert prompt.token_ids == (4, 4, 99, 99, 6, 99, 99)
@@ -135,14 +135,14 @@ def test_processor_of_any_family_says_how_long_its_images_are() -> None:
     assert row["multi_modal_inputs"]["pixels"].shape == (2, 3, 32, 64)
 
 
-def test_sizes_that_a_processor_cannot_show_together_are_named() -> None:
+def test_image_sizes_that_a_processor_cannot_combine_are_named() -> None:
     encoder = PromptEncoder(WordTokenizer(), SquareProcessor(), max_length=20)
     with pytest.raises(ValueError, match="pixels of different shapes"):
         encoder.image_inputs([picture(1), picture(2, (64, 32))])
 
 
-def test_positions_are_the_models_own(processor: Any) -> None:
-    """OSGym keeps the first of Qwen-VL's three rows of positions alone."""
+def test_position_ids_equal_those_of_the_model(processor: Any) -> None:
+    """OSGym keeps only the first of Qwen-VL's three rows of positions."""
     from transformers import Qwen3VLConfig, Qwen3VLModel
 
     config = Qwen3VLConfig(image_token_id=processor.image_token_id)
@@ -183,7 +183,7 @@ def test_screenshot_is_encoded_once_and_the_cache_is_bounded() -> None:
     assert counting.num_calls == 4
 
 
-def test_rows_of_equal_length_are_still_one_object_each() -> None:
+def test_raw_prompts_of_equal_length_are_still_one_object_per_row() -> None:
     encoder = PromptEncoder(WordTokenizer(), max_length=4)
     batch = collate([prompt_row(encoder, encoder.encode(("a b",)), worker, {"uid": "a"}) for worker in range(3)])
     assert batch["raw_prompt_ids"].shape == (3,)

@@ -1,4 +1,4 @@
-"""Stands in for `python -m sglang.launch_server`: takes its arguments, answers /ready and /ping, fails if it is to."""
+"""A stub of `python -m sglang.launch_server`: takes its arguments, answers /ready and /ping, and fails on request."""
 
 import json
 import os

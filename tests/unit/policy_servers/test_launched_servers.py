@@ -1,4 +1,4 @@
-"""Policy servers that a recipe launches are there for a block, come back when they die, and end with their program."""
+"""Policy servers that a recipe launches run during a block, are restarted when they die, and end with their program."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ LIMIT_S = 30.0
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A state folder beside an sglang environment whose Python runs the stub."""
+    """A state folder next to an sglang environment whose Python runs the stub."""
     python = tmp_path / "sglang" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {STUB} "$@"\n')
@@ -57,18 +57,18 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_servers_are_there_for_the_block_with_gpus_after_the_trainer_s(place: Path) -> None:
+async def test_servers_run_during_the_block_on_the_gpus_after_those_of_the_trainer(place: Path) -> None:
     recipe = recipe_with("engine.launch.num_servers=2", "engine.launch.gpus_per_server=2", "trainer.num_processes=4")
     async with launched_servers(recipe, StateDir(place / "var"), place / "model") as launched:
-        told = [ask(url) for url in launched.engine.urls]
+        reported = [ask(url) for url in launched.engine.urls]
         assert launched.engine.launch is None
-        assert all(is_running(one["pid"]) for one in told)
-    assert [one["gpus"] for one in told] == ["4,5", "6,7"]
-    assert told[0]["arguments"][-6:-4] == ["--tp-size", "2"]
-    assert not any(is_running(one["pid"]) for one in told)
+        assert all(is_running(one["pid"]) for one in reported)
+    assert [one["gpus"] for one in reported] == ["4,5", "6,7"]
+    assert reported[0]["arguments"][-6:-4] == ["--tp-size", "2"]
+    assert not any(is_running(one["pid"]) for one in reported)
 
 
-async def test_a_rank_s_server_is_not_told_of_its_group_of_processes(
+async def test_the_server_of_a_rank_does_not_get_the_variables_of_the_process_group(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -77,7 +77,7 @@ async def test_a_rank_s_server_is_not_told_of_its_group_of_processes(
         assert ask(launched.engine.urls[0])["world_size"] is None
 
 
-async def test_a_server_that_dies_comes_back_at_its_address(place: Path) -> None:
+async def test_a_server_that_dies_is_restarted_at_its_address(place: Path) -> None:
     recipe = recipe_with("engine.launch.num_servers=1")
     async with launched_servers(recipe, StateDir(place / "var"), place / "model") as launched:
         (url,) = launched.engine.urls
@@ -93,7 +93,7 @@ async def test_a_server_that_dies_comes_back_at_its_address(place: Path) -> None
         await until(is_back)
 
 
-async def test_one_that_cannot_start_is_an_error_with_the_end_of_its_log_and_stops_the_others(place: Path) -> None:
+async def test_a_server_that_cannot_start_is_an_error_with_the_end_of_its_log_and_stops_the_others(place: Path) -> None:
     (place / "model" / "is-broken").touch()
     with pytest.raises(EngineError, match=r"ended with status 3 .*policy-server-\d.log ends with: CUDA error: out of"):
         async with launched_servers(
@@ -107,7 +107,9 @@ def child_of(pid: int) -> int:
     return int(child)
 
 
-async def test_one_that_cannot_even_be_run_is_an_error_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_whose_command_cannot_be_run_is_an_error_at_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(place))
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     async with asyncio.timeout(LIMIT_S):
@@ -165,11 +167,11 @@ async def test_a_server_that_hangs_is_restarted(
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.0)
     order = order_for(place, unused_tcp_port)
     keeper = asyncio.create_task(supervisor.keep_up(order, start_timeout_s=LIMIT_S))
-    told: list[str] = []
+    reported: list[str] = []
 
     def has(text: str) -> bool:
-        told.extend(capfd.readouterr())
-        return text in "".join(told)
+        reported.extend(capfd.readouterr())
+        return text in "".join(reported)
 
     await until(lambda: has('"ready"'))
     await asyncio.to_thread(ask, order.url, "/hang")
@@ -219,7 +221,7 @@ def test_too_few_visible_gpus_are_refused_by_name() -> None:
         gpus_of_server(recipe, 1, "0,1,2,3")
 
 
-def test_no_sglang_is_an_error_that_says_where_it_was_looked_for(place: Path) -> None:
+def test_a_missing_sglang_is_an_error_that_names_the_searched_path(place: Path) -> None:
     recipe = recipe_with("engine.launch.num_servers=1")
     with pytest.raises(EngineError, match=r"there is no sglang at .*/nowhere: install sglang"):
         server_commands(recipe, place / "model", ports=[1], environment={"SGLANG_ENV": str(place / "nowhere")})
@@ -254,6 +256,6 @@ def test_a_bfloat16_server_computes_its_logits_in_float32(place: Path, dtype: st
 
 
 @pytest.mark.parametrize("settings", [('engine.kind="transformers"',), ('engine.urls=["http://gpu:30000"]',)])
-def test_launch_without_sglang_or_beside_urls_is_refused(settings: tuple[str, ...]) -> None:
+def test_launch_with_an_engine_other_than_sglang_or_with_urls_is_refused(settings: tuple[str, ...]) -> None:
     with pytest.raises(RecipeError, match=r"engine.launch starts sglang servers"):
         recipe_with("engine.launch.num_servers=1", *settings)

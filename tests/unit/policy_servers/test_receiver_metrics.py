@@ -1,4 +1,4 @@
-"""What Prometheus sees of a receiver of weights that a user started."""
+"""The Prometheus metrics of a weights receiver that a user started."""
 
 import socket
 from pathlib import Path

@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rendered(folder: Path, *components: str, images: str = "") -> Documents:
-    """With these components, and with lines added to the list of images."""
+    """The manifests with these components, and with lines added to the list of images."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed, which renders the manifests")
     kustomization = folder / "kustomization.yaml"
@@ -106,7 +106,9 @@ def check_schema(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("components", CHOICES, ids=str)
-def test_every_choice_renders_what_kubernetes_accepts(folder: Path, components: tuple[str, ...]) -> None:
+def test_every_choice_of_components_renders_manifests_that_kubernetes_accepts(
+    folder: Path, components: tuple[str, ...]
+) -> None:
     documents = rendered(folder, *components)
     assert {each["metadata"].get("namespace", "osworld") for each in documents} == {"osworld"}
     for each in documents:
@@ -131,7 +133,7 @@ def test_the_pods_of_the_ray_cluster_are_accepted_as_pods(folder: Path) -> None:
         assert container["image"].endswith(f"osworld/trainer:{installed_version()}")
 
 
-def test_ray_asks_for_a_token_that_no_desktop_has(folder: Path) -> None:
+def test_ray_requires_a_token_that_no_desktop_has(folder: Path) -> None:
     documents = rendered(folder, "ray")
     assert one(documents, "ConfigMap", "osworld-cluster")["data"]["RAY_AUTH_MODE"] == "token"
     spec = one(documents, "RayCluster", "trainers")["spec"]
@@ -144,7 +146,7 @@ def test_ray_asks_for_a_token_that_no_desktop_has(folder: Path) -> None:
     assert [one["name"] for one in server["env"]] == ["ENV_SERVER_TOKEN"]
 
 
-def test_the_ray_cluster_is_what_the_operator_accepts(folder: Path) -> None:
+def test_the_operator_accepts_the_ray_cluster(folder: Path) -> None:
     """KubeRay's schema is a megabyte: it is not part of this project."""
     files = sorted(Path(os.environ.get(RAY_SCHEMAS) or "/nonexistent").rglob("ray.io_rayclusters.yaml"))
     if not files:
@@ -159,7 +161,7 @@ def test_the_ray_cluster_is_what_the_operator_accepts(folder: Path) -> None:
 
 
 def ray_schema(crd: Path) -> jsonschema.Draft7Validator:
-    """Of `v1`, with unknown keys as errors, as `kubectl apply` reports them."""
+    """The schema of `v1`, with unknown keys as errors, as `kubectl apply` reports them."""
     (schema,) = (
         version["schema"]["openAPIV3Schema"]
         for version in yaml.load(crd.read_text(), yaml.CSafeLoader)["spec"]["versions"]
@@ -191,7 +193,7 @@ def test_sglang_has_the_version_that_is_tested_on_a_cpu(folder: Path) -> None:
     assert pod["containers"][0]["image"] == f"lmsysorg/sglang:v{version}"
 
 
-def test_a_digest_in_the_list_of_images_pins_an_image_of_others(folder: Path) -> None:
+def test_a_digest_in_the_list_of_images_pins_a_third_party_image(folder: Path) -> None:
     pins = {"postgres": f"sha256:{'1' * 64}", "lmsysorg/sglang": f"sha256:{'2' * 64}"}
     lines = "".join(f"  - {{name: {name}, digest: '{digest}'}}\n" for name, digest in pins.items())
     documents = rendered(folder, "postgres", "sglang", images=lines)
@@ -226,7 +228,7 @@ def test_the_weights_receiver_stores_where_sglang_reads(folder: Path) -> None:
     assert receiver["image"].endswith(f"osworld/weights-receiver:{installed_version()}")
 
 
-def test_images_are_of_this_version_and_runs_use_that_of_the_code(base: Documents) -> None:
+def test_images_have_this_version_and_runs_use_the_image_of_the_code_deployment(base: Documents) -> None:
     images = {container["image"] for _, pod in pods(base) for container in pod["containers"]}
     version = installed_version()
     assert images == {f"localhost/osworld/env-server:{version}", f"localhost/osworld/trainer:{version}"}
@@ -291,7 +293,7 @@ def test_only_the_desktops_have_more_than_a_programs_rights(base: Documents) -> 
         assert ("serviceAccountName" in pod) == name.startswith("dagster")
 
 
-def test_a_secret_is_in_the_secret_alone(base: Documents) -> None:
+def test_secret_values_are_only_in_the_secret(base: Documents) -> None:
     others = yaml.safe_dump([each for each in base if each["kind"] != "Secret"])
     assert not [value for value in SECRETS.values() if value in others]
 

@@ -47,7 +47,7 @@ def test_files_that_exist_are_kept_unless_asked(tmp_path: Path) -> None:
     assert "DAGSTER_PG_HOST" in (tmp_path / "dagster.yaml").read_text()
 
 
-def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_a_project_that_cannot_be_written_is_an_error_of_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="file is not a folder"):
         write_project(tmp_path / "file", project_files())
@@ -69,23 +69,25 @@ def test_init_prints_what_it_wrote_and_what_it_kept(tmp_path: Path, monkeypatch:
     assert (second.stdout.count("wrote  "), second.stdout.count("kept   ")) == (0, 6)
 
 
-def test_without_a_command_the_next_step_fits_on_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_command_the_program_shows_the_next_step_on_one_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OSWORLD_STATE", raising=False)
-    told = CliRunner().invoke(app, []).stdout
-    assert "no project" in told
-    assert told.index("osworld-pipeline init") < told.index("osworld-pipeline demo")
+    reported = CliRunner().invoke(app, []).stdout
+    assert "no project" in reported
+    assert reported.index("osworld-pipeline init") < reported.index("osworld-pipeline demo")
     CliRunner().invoke(app, ["init"])
-    told = CliRunner().invoke(app, []).stdout
-    assert "osworld-pipeline init" not in told
-    assert "osworld-pipeline dev" in told
+    reported = CliRunner().invoke(app, []).stdout
+    assert "osworld-pipeline init" not in reported
+    assert "osworld-pipeline dev" in reported
     (tmp_path / "var" / "checkpoints" / "sft-1").mkdir(parents=True)
     (tmp_path / "var" / "osworld.duckdb").touch()
-    told = CliRunner().invoke(app, []).stdout
-    assert "1 checkpoint, catalog of " in told
-    assert "osworld-pipeline view" in told
-    assert "osworld-pipeline setup" not in told
-    assert len(told.splitlines()) < 24
+    reported = CliRunner().invoke(app, []).stdout
+    assert "1 checkpoint, catalog of " in reported
+    assert "osworld-pipeline view" in reported
+    assert "osworld-pipeline setup" not in reported
+    assert len(reported.splitlines()) < 24
 
 
 def test_recipes_are_listed_and_printed() -> None:
@@ -99,7 +101,7 @@ def compose() -> dict[str, Any]:
     return yaml.safe_load(text)
 
 
-def test_the_compose_file_names_images_of_this_version_and_publishes_on_loopback_alone() -> None:
+def test_the_compose_file_names_images_of_this_version_and_publishes_only_on_loopback() -> None:
     services = compose()["services"]
     assert sorted(services) == ["dagster", "env-server", "mlflow", "viewer"]
     for name, service in services.items():

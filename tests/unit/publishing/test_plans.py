@@ -1,4 +1,4 @@
-"""What is published states its licences, hashes and lineage; without a licence nothing is."""
+"""A publication states its licences, hashes and lineage. Without a licence, nothing is published."""
 
 import hashlib
 import json
@@ -86,7 +86,7 @@ def test_rows_without_a_licence_are_refused_by_name(state: StateDir, tmp_path: P
 
 
 @pytest.mark.parametrize("licence", ["unknown", "Unknown ", None])
-def test_an_unknown_licence_is_none(tmp_path: Path, licence: str | None) -> None:
+def test_an_unknown_licence_counts_as_no_licence(tmp_path: Path, licence: str | None) -> None:
     state = StateDir(tmp_path / "var")
     episode = make_episode("e1", purpose=EpisodePurpose.IMPORT, source_dataset="found", licence=licence or "")
     TrajectoryStore(state).write_episodes("import", [episode])
@@ -96,7 +96,9 @@ def test_an_unknown_licence_is_none(tmp_path: Path, licence: str | None) -> None
 
 
 @pytest.mark.parametrize(("licence", "refused"), [("mit", ""), (None, r"distill \(1 rows of raw_counts\)")])
-def test_tasks_alone_need_the_licences_of_their_sources(tmp_path: Path, licence: str | None, refused: str) -> None:
+def test_an_export_of_only_tasks_needs_the_licences_of_their_sources(
+    tmp_path: Path, licence: str | None, refused: str
+) -> None:
     state = StateDir(tmp_path / "var")
     write_table(state, "union_tasks", [{"task_id": "a", "domain": "os", "instruction": "Do a."}])
     export_lake(state, tmp_path / "first")
@@ -116,28 +118,28 @@ def test_a_dataset_of_licensed_rows_keeps_the_exporters_card(state: StateDir, tm
     export_huggingface(state, tmp_path / "out", selection=Selection(licences=("mit",)))
     plan = plan_dataset(tmp_path / "out")
     assert (plan.licence, plan.repo_type) == ("mit", "dataset")
-    told = card(plan)
-    assert told.startswith('---\nlicense: "mit"\nconfigs: [{"config_name": "episodes"')
-    assert told.count("## Licences") == 1
-    assert "| steps | agentnet | mit | 1 |" in told
-    assert "## Columns" in told
+    reported = card(plan)
+    assert reported.startswith('---\nlicense: "mit"\nconfigs: [{"config_name": "episodes"')
+    assert reported.count("## Licences") == 1
+    assert "| steps | agentnet | mit | 1 |" in reported
+    assert "## Columns" in reported
     shard = tmp_path / "out" / "data" / "replay-00000-of-00001.parquet"
-    assert hashlib.sha256(shard.read_bytes()).hexdigest() in told
+    assert hashlib.sha256(shard.read_bytes()).hexdigest() in reported
 
 
 def test_a_lake_states_licences_checkpoints_and_their_digests(lake: Path) -> None:
     plan = plan_dataset(lake)
     assert plan.licence == "apache-2.0, mit"
-    told = card(plan)
-    assert told.startswith('---\nlicense: ["apache-2.0", "mit"]\n')
-    assert "| gspo-1 | gspo_phase1 | sft-1 | recipe of gspo-1 | data of gspo-1 |" in told
+    reported = card(plan)
+    assert reported.startswith('---\nlicense: ["apache-2.0", "mit"]\n')
+    assert "| gspo-1 | gspo_phase1 | sft-1 | recipe of gspo-1 | data of gspo-1 |" in reported
     record = json.loads(text(plan, "publication.json"))
     assert record["data_digest"] == plan.data_digest
     assert "episodes/00000.parquet" in record["files"]
     assert [file.sha256 for file in plan.all_files()] == [file.sha256 for file in plan_dataset(lake).all_files()]
 
 
-def test_a_changed_file_of_an_export_is_no_publication(state: StateDir, tmp_path: Path) -> None:
+def test_an_export_with_a_changed_file_is_refused(state: StateDir, tmp_path: Path) -> None:
     export_lake(state, tmp_path / "out", own_licence="mit")
     with (tmp_path / "out" / "steps" / "00000.parquet").open("ab") as file:
         file.write(b"x")
@@ -146,7 +148,7 @@ def test_a_changed_file_of_an_export_is_no_publication(state: StateDir, tmp_path
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"kind": "merged"}', '{"kind": "huggingface"}'])
-def test_what_is_no_export_of_rows_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_folder_that_is_not_an_export_of_rows_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "export.json").write_text(content)
     with pytest.raises(DatasetError, match="export"):
         plan_dataset(tmp_path)
@@ -155,13 +157,13 @@ def test_what_is_no_export_of_rows_is_refused(tmp_path: Path, content: str) -> N
 def test_a_checkpoint_states_what_it_descends_from_and_was_trained_on(state: StateDir) -> None:
     plan = plan_checkpoint(state, "gspo-1", licence="Apache-2.0", source_licences={"base-1": "apache-2.0"})
     assert [file.path for file in plan.files] == ["config.json", "model.safetensors", "tokenizer.json", "recipe.json"]
-    told = card(plan)
-    assert told.startswith('---\nlicense: "apache-2.0"\nlibrary_name: "transformers"\n')
-    assert "| demonstration fine tuned | sft_clean | MIT | 1 |" in told
-    assert "| weights | base-1 | apache-2.0 | 1 |" in told
-    assert "| sft-1 | sft | 3 | recipe of sft-1 | data of sft-1 |" in told
-    assert "| eval-gspo-1-k | 100.0% |" in told
-    assert hashlib.sha256(WEIGHTS).hexdigest() in told
+    reported = card(plan)
+    assert reported.startswith('---\nlicense: "apache-2.0"\nlibrary_name: "transformers"\n')
+    assert "| demonstration fine tuned | sft_clean | MIT | 1 |" in reported
+    assert "| weights | base-1 | apache-2.0 | 1 |" in reported
+    assert "| sft-1 | sft | 3 | recipe of sft-1 | data of sft-1 |" in reported
+    assert "| eval-gspo-1-k | 100.0% |" in reported
+    assert hashlib.sha256(WEIGHTS).hexdigest() in reported
     record = json.loads(text(plan, "publication.json"))
     assert [one["checkpoint_id"] for one in record["ancestors"]] == ["sft-1", "base-1"]
     assert (record["checkpoint"]["code_version"], record["evaluations"][0]["num_valid"]) == ("c0ffee", 1)
@@ -193,7 +195,7 @@ def test_training_data_without_a_licence_is_refused_by_name(tmp_path: Path) -> N
         plan_checkpoint(state, "gspo-1", licence="mit")
 
 
-def test_weights_that_are_not_those_recorded_are_refused(state: StateDir) -> None:
+def test_weights_that_differ_from_the_recorded_ones_are_refused(state: StateDir) -> None:
     found = find_checkpoint(state, "gspo-1")
     assert found is not None
     upsert_checkpoint(state, replace(found, checkpoint_id="gspo-2", weights_digest="other"))
@@ -221,7 +223,7 @@ def test_results_are_one_table_under_the_named_licence(tmp_path: Path) -> None:
         plan_results(tmp_path, licence=None)
 
 
-def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text('{"checkpoint": "x"}')
     with pytest.raises(DatasetError, match="is not a result file \\(it has no 'suite'\\)"):
         plan_results(tmp_path, licence="mit")
@@ -233,7 +235,7 @@ def test_a_dry_run_prints_what_would_be_pushed_and_needs_no_token(
     from osworld_pipeline.cli import app
 
     app(["publish", "dataset", str(lake), "--repo", "org/data", "--dry-run"], standalone_mode=False)
-    told = capsys.readouterr().out
-    assert told.startswith("would push to the dataset org/data, apache-2.0, mit:\n")
-    assert "episodes/00000.parquet" in told
-    assert "## Hashes" in told
+    reported = capsys.readouterr().out
+    assert reported.startswith("would push to the dataset org/data, apache-2.0, mit:\n")
+    assert "episodes/00000.parquet" in reported
+    assert "## Hashes" in reported

@@ -27,7 +27,7 @@ KEY = f"datasets/{REPO}"
 
 @pytest.fixture(autouse=True)
 def plain_uploads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By LFS: the server knows no Xet. No login of this machine's user is found."""
+    """Uploads use LFS, because the server does not support Xet. No login of this machine's user is found."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no-token"))
 
@@ -72,9 +72,7 @@ def test_all_files_are_one_commit_with_card_and_record(hub: Hub, tmp_path: Path)
 
 
 @pytest.mark.parametrize("form", ["parquet", "lance"])
-def test_an_exported_dataset_comes_back_from_the_hub_as_it_was_exported(
-    hub: Hub, tmp_path: Path, form: LakeFormat
-) -> None:
+def test_an_exported_dataset_is_unchanged_on_the_hub(hub: Hub, tmp_path: Path, form: LakeFormat) -> None:
     state = make_state(tmp_path / "var")
     export_lake(state, tmp_path / "out", form=form, own_licence="mit")
     assert pushed(hub, plan_dataset(tmp_path / "out")).is_changed
@@ -85,7 +83,7 @@ def test_an_exported_dataset_comes_back_from_the_hub_as_it_was_exported(
     assert b"| raw_counts | sft_clean | mit | 1 |" in there["README.md"]
 
 
-def test_the_same_again_makes_no_commit_and_sends_nothing(hub: Hub, tmp_path: Path) -> None:
+def test_a_second_push_of_the_same_files_makes_no_commit_and_sends_nothing(hub: Hub, tmp_path: Path) -> None:
     first = pushed(hub, publication(tmp_path))
     num_uploads = hub.uploads()
     again = pushed(hub, publication(tmp_path))
@@ -93,7 +91,7 @@ def test_the_same_again_makes_no_commit_and_sends_nothing(hub: Hub, tmp_path: Pa
     assert (len(hub.repos[KEY].commits), hub.uploads()) == (2, num_uploads)
 
 
-def test_a_newer_publication_removes_what_the_last_one_had_and_nothing_else(hub: Hub, tmp_path: Path) -> None:
+def test_a_newer_publication_removes_the_files_of_the_last_one_and_no_others(hub: Hub, tmp_path: Path) -> None:
     pushed(hub, publication(tmp_path))
     hub.repos[KEY].files["data/yours.bin"] = b"x"
     done = pushed(hub, publication(tmp_path, other=b"other"))
@@ -103,7 +101,7 @@ def test_a_newer_publication_removes_what_the_last_one_had_and_nothing_else(hub:
 
 @pytest.mark.parametrize("status", [503, 0])
 @pytest.mark.parametrize("where", ["PUT /lfs/", "POST /api/datasets/org/data/preupload"])
-def test_a_failure_that_passes_is_tried_again(hub: Hub, tmp_path: Path, where: str, status: int) -> None:
+def test_a_transient_failure_is_retried(hub: Hub, tmp_path: Path, where: str, status: int) -> None:
     hub.failures.append((where, status))
     assert pushed(hub, publication(tmp_path)).is_changed
     assert hub.failures == []
@@ -111,15 +109,15 @@ def test_a_failure_that_passes_is_tried_again(hub: Hub, tmp_path: Path, where: s
 
 
 @pytest.mark.parametrize("status", [503, 0])
-def test_a_commit_that_fails_leaves_the_repository_and_the_next_push_sends_no_file_twice(
+def test_a_failed_commit_leaves_the_repository_unchanged_and_the_next_push_sends_no_file_twice(
     hub: Hub, tmp_path: Path, status: int
 ) -> None:
     hub.failures.append(("POST /api/datasets/org/data/commit", status))
     with pytest.raises(
         DatasetError, match=r"cannot publish to org/data: the hub .*; push again; existing files are not sent again"
-    ) as told:
+    ) as reported:
         pushed(hub, publication(tmp_path))
-    assert TOKEN not in str(told.value)
+    assert TOKEN not in str(reported.value)
     assert hub.repos[KEY].files == {}
     num_uploads = hub.uploads()
     assert pushed(hub, publication(tmp_path)).is_changed
@@ -150,34 +148,34 @@ def test_a_plan_counts_the_bytes_of_the_export(tmp_path: Path) -> None:
     assert last_of_each(seen) == {"hashing files": (num_bytes, num_bytes, "bytes")}
 
 
-def test_a_wrong_token_is_one_sentence_and_is_never_shown(
+def test_a_wrong_token_is_an_error_of_one_sentence_and_is_never_shown(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG)
     wrong = "hf_wrongwrongwrong"
-    with pytest.raises(DatasetError, match=r"the hub refused the token in HF_TOKEN \(status 401\)") as told:
+    with pytest.raises(DatasetError, match=r"the hub refused the token in HF_TOKEN \(status 401\)") as reported:
         pushed(hub, publication(tmp_path), token=wrong)
     pushed(hub, publication(tmp_path))
-    shown = caplog.text + "".join(capfd.readouterr()) + str(told.value) + repr(told.value.__cause__)
+    shown = caplog.text + "".join(capfd.readouterr()) + str(reported.value) + repr(reported.value.__cause__)
     assert wrong not in shown
     assert TOKEN not in shown
     assert all(TOKEN.encode() not in data for data in hub.repos[KEY].files.values())
 
 
-def test_a_push_of_another_meanwhile_is_not_mixed_with(hub: Hub, tmp_path: Path) -> None:
+def test_a_push_is_refused_if_another_push_changed_the_repository_in_the_meantime(hub: Hub, tmp_path: Path) -> None:
     hub.failures.append(("POST /api/datasets/org/data/commit", 412))
     with pytest.raises(DatasetError, match="it was changed by another push meanwhile"):
         pushed(hub, publication(tmp_path))
 
 
-def test_a_hub_that_is_gone_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unreachable_hub_is_an_error_of_one_sentence(tmp_path: Path) -> None:
     with serve_hub() as hub:
         pass
     with pytest.raises(DatasetError, match="the hub cannot be reached"):
         pushed(hub, publication(tmp_path))
 
 
-def test_the_token_comes_from_the_environment_alone() -> None:
+def test_the_token_comes_only_from_the_environment() -> None:
     assert token_from({"HF_TOKEN": f" {TOKEN}\n"}).get_secret_value() == TOKEN
     with pytest.raises(DatasetError, match="set HF_TOKEN"):
         token_from({})

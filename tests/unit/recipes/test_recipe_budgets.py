@@ -1,4 +1,4 @@
-"""The figures of the shipped recipes go together: what a recipe promises to show and to sample fits where it must."""
+"""The numbers of the shipped recipes are consistent: the screenshots and responses of a recipe fit its context."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""Every key is documented, every shipped recipe loads and says what it is, and the page is what the schema says."""
+"""Every key is documented, every shipped recipe loads and has a description, and the page matches the schema."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ KEPT_AT_SMOKE_SIZE = (
 )
 
 
-def test_the_page_is_what_the_schema_says() -> None:
+def test_the_page_matches_the_schema() -> None:
     assert PAGE.read_text() == describe(), "python -m osworld_pipeline.recipes.describe > docs/recipes.md"
 
 
@@ -44,18 +44,18 @@ def test_no_key_and_no_section_lacks_its_documentation() -> None:
     assert len(dict(keys())) > 120
 
 
-def test_every_variable_fills_a_key_there_is() -> None:
+def test_every_variable_fills_an_existing_key() -> None:
     assert {one.key for one in VARIABLES if one.key} <= set(dict(keys()))
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED | set(recipe_names())))
-def test_shipped_recipe_loads_and_says_what_it_is(name: str) -> None:
+def test_shipped_recipe_loads_and_has_a_description(name: str) -> None:
     assert load_recipe(name).name == name
     assert len(head_comment(name)) > 60
 
 
 @pytest.mark.parametrize("name", sorted(recipe_names()))
-def test_recipe_at_smoke_size_is_small_and_keeps_what_it_is_about(name: str) -> None:
+def test_recipe_at_smoke_size_is_small_and_keeps_its_characteristic_settings(name: str) -> None:
     full, small = load_recipe(name), load_recipe(name, is_smoke=True)
     assert small.model.kind == "tiny"
     assert small.engine.kind == "transformers"
@@ -84,7 +84,7 @@ def test_a_setting_wins_over_the_smoke_size() -> None:
 
 
 @pytest.mark.parametrize("contradiction", CONTRADICTIONS, ids=lambda one: one.sentence[:40])
-def test_every_contradiction_can_be_met_and_no_shipped_recipe_meets_one(contradiction) -> None:
+def test_every_contradiction_can_occur_and_no_shipped_recipe_has_one(contradiction) -> None:
     recipe = load_recipe("demo")
     bad = {
         "agent": {"max_response_tokens": 9000, "max_context_tokens": 20_000},

@@ -1,4 +1,4 @@
-"""Where a recipe's values come from: command line before file before environment before default, and each says so."""
+"""Sources of a recipe's values: command line, then file, then environment, then default. Each names its source."""
 
 import itertools
 import json
@@ -76,7 +76,7 @@ def write(folder: Path, text: str = "") -> str:
 
 
 def as_toml(key: str, value: Any) -> str:
-    """One more table that holds one key; `gspo` goes on where the least recipe has its phases."""
+    """One more table with one key. A table `gspo` extends the minimal recipe, which has its phases."""
     section, name = key.split(".")
     return f"[{section}]\n{name} = {json.dumps(value)}\n"
 
@@ -101,7 +101,7 @@ def test_default_is_the_published_one(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unset", [{}, {"OSWORLD_HTTP_TIMEOUT": ""}, {"OSWORLD_HTTP_TIMEOUT": "  "}])
-def test_a_request_may_take_as_long_as_a_turn_where_nobody_says_otherwise(unset: dict, tmp_path: Path) -> None:
+def test_a_request_may_take_as_long_as_a_turn_by_default(unset: dict, tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path), environ=unset)
     assert recipe.env_request_timeout_s == recipe.gspo.turn_timeout_s == 120.0
     assert load_recipe(write(tmp_path), environ={"OSWORLD_HTTP_TIMEOUT": "7"}).env_request_timeout_s == 7.0
@@ -124,7 +124,7 @@ def test_the_stronger_source_wins(variable: Any, stronger: str, weaker: str, tmp
 
 
 @pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.name)
-def test_bad_value_is_refused_by_the_variables_name(variable: Any, tmp_path: Path) -> None:
+def test_a_bad_value_is_refused_with_the_name_of_its_variable(variable: Any, tmp_path: Path) -> None:
     if variable.kind in ("path", "URLs, comma-separated"):
         assert load_recipe(write(tmp_path), environ={variable.name: "anything"}), "any text may be one"
         return
@@ -144,7 +144,7 @@ def test_bad_value_is_refused_by_the_variables_name(variable: Any, tmp_path: Pat
         ("OSWORLD_OBS_KEEP_FULL_TURNS", "0"),
     ],
 )
-def test_value_out_of_bounds_is_refused_by_the_variables_name(name: str, text: str, tmp_path: Path) -> None:
+def test_a_value_out_of_bounds_is_refused_with_the_name_of_its_variable(name: str, text: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=rf"\(from the environment {name}\)"):
         load_recipe(write(tmp_path), environ={name: text})
 
@@ -158,7 +158,7 @@ def test_truncated_training_turns_are_refused_where_an_episode_is_one_sequence(t
     assert load_recipe(write(tmp_path, window), environ={TRUNCATE_TURNS: "2"}).agent.max_turns == 8
 
 
-def test_only_our_own_variables_are_taken_of_an_environment() -> None:
+def test_only_our_own_variables_are_read_from_an_environment() -> None:
     assert own_variables({"OSWORLD_TIMEOUT": "1", "HOME": "/root", "OSWORLD_SECRET": "x"}) == {"OSWORLD_TIMEOUT": "1"}
 
 
@@ -188,12 +188,12 @@ def test_a_setting_may_be_a_bare_word_a_table_or_nothing(tmp_path: Path) -> None
         ("trainer.context_parallel=2", "trainer.context_parallel must be 1: the image tokens"),
     ],
 )
-def test_bad_setting_is_one_sentence_that_names_it(setting: str, sentence: str, tmp_path: Path) -> None:
+def test_a_bad_setting_is_an_error_of_one_sentence_that_names_it(setting: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=sentence):
         load_recipe(write(tmp_path), settings=[setting])
 
 
-def test_a_file_does_not_say_where_its_values_come_from(tmp_path: Path) -> None:
+def test_a_file_cannot_set_the_sources_of_its_values(tmp_path: Path) -> None:
     path = tmp_path / "sly.toml"
     path.write_text('[sources]\n"agent.max_turns" = "heaven"\n' + LEAST)
     with pytest.raises(RecipeError, match="sources cannot be set in a file"):

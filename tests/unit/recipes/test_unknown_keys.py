@@ -1,4 +1,4 @@
-"""Typos in the keys of a recipe: all of them at once, each with its place and what was perhaps meant."""
+"""Typos in the keys of a recipe are all reported at once, each with its place and the key that was perhaps meant."""
 
 from importlib import resources
 from pathlib import Path
@@ -19,7 +19,7 @@ def error_of(path: Path, text: str, *settings: str) -> list[str]:
     return str(refused.value).splitlines()
 
 
-def test_all_typos_of_a_file_and_of_settings_are_told_at_once_with_their_places(tmp_path: Path) -> None:
+def test_all_typos_of_a_file_and_of_settings_are_reported_at_once_with_their_places(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     text = SMOKE.replace("[sft]\n", "[sft]\nlerning_rate = 1e-3\n") + "\n[evaluaton]\nseeds = [1]\nsede = 2\n"
     assert error_of(path, text, "gspo.algoritm=grpo", "agent.max_turns=3", "nonsense=1") == [
@@ -42,15 +42,15 @@ def test_all_typos_of_a_file_and_of_settings_are_told_at_once_with_their_places(
         ("model.hidden_sise", "model.hidden_size"),
     ],
 )
-def test_what_was_meant_is_looked_for_in_its_table_then_in_the_others(key: str, meant: str) -> None:
+def test_the_suggested_key_is_searched_in_the_same_table_and_then_in_the_others(key: str, meant: str) -> None:
     assert suggestion(key) == f"; did you mean `{meant}`?"
 
 
-def test_a_key_near_to_none_is_given_no_advice() -> None:
+def test_a_key_that_is_similar_to_no_other_gets_no_suggestion() -> None:
     assert suggestion("xyzzy") == ""
 
 
-def test_every_shipped_recipe_has_known_keys_alone() -> None:
+def test_every_shipped_recipe_has_only_known_keys() -> None:
     assert unknown_keys(load_recipe("demo").model_dump(mode="json")) == []
 
 
@@ -65,5 +65,5 @@ def test_every_shipped_recipe_has_known_keys_alone() -> None:
         ("[c]\nb = '''\nx = 1\n'''\n", "c.y", None),
     ],
 )
-def test_the_line_of_a_key_is_found_however_it_is_written(text: str, key: str, line: int | None) -> None:
+def test_the_line_of_a_key_is_found_in_every_notation(text: str, key: str, line: int | None) -> None:
     assert line_of(text, key) == line

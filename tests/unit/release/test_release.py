@@ -1,4 +1,4 @@
-"""A release of a small project in its own repository, with real Git and real builds; only the checks are others."""
+"""A release of a small project in its own repository, with real Git and real builds. Only the checks are replaced."""
 
 import hashlib
 import signal
@@ -149,7 +149,7 @@ def without_state(root: Path) -> None:
 
 
 def with_a_stray_file(root: Path) -> None:
-    """Tracked, but not built: the backend leaves such files out."""
+    """Adds a tracked file that is not built, because the backend leaves such files out."""
     (root / "tiny" / "__pycache__").mkdir()
     (root / "tiny" / "__pycache__" / "old.pyc").write_text("")
     commit(root, "Stray")
@@ -193,7 +193,7 @@ def test_a_checkout_that_changes_during_the_checks_is_not_released(root: Path, c
 
 
 @pytest.mark.parametrize("step", ["export", "commit", "tag"])
-def test_a_kill_before_the_tag_leaves_everything_as_it_was(root: Path, step: str) -> None:
+def test_a_kill_before_the_tag_leaves_everything_unchanged(root: Path, step: str) -> None:
     before = {name: value for name, value in everything(root).items() if "/dist/" not in name}
     done = subprocess.run([sys.executable, "-c", KILLED, str(root), step], timeout=60)
     assert done.returncode == -signal.SIGKILL
@@ -201,7 +201,7 @@ def test_a_kill_before_the_tag_leaves_everything_as_it_was(root: Path, step: str
     release(request(root), PASSES)
 
 
-def test_a_kill_after_the_tag_leaves_one_command_which_the_next_call_names(root: Path) -> None:
+def test_a_kill_after_the_tag_leaves_one_missing_command_that_the_next_call_names(root: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(root), "fast_forward"], timeout=60)
     assert done.returncode == -signal.SIGKILL
     with pytest.raises(ReleaseError, match=r"run `git merge --ff-only v0\.2\.0`"):

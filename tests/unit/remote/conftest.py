@@ -1,4 +1,4 @@
-"""An S3 server for the tests of this folder, a prefix for each, and the two folders that they work with."""
+"""An S3 server for the tests of this folder, a prefix for each test, and the two folders that the tests use."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What pushes by itself, and what an object store is not believed."""
+"""Automatic pushes, and data of an object store that is refused."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def generation(url: str) -> int:
     return found.manifest.generation if found else 0
 
 
-def test_a_compaction_pushes_where_it_is_configured(s3: S3, url: str, state: StateDir) -> None:
+def test_a_compaction_pushes_if_a_remote_is_configured(s3: S3, url: str, state: StateDir) -> None:
     from osworld_pipeline.cli import app
 
     app(["compact", "--min-parts", "1", "--state", str(state.root), "--state-remote", url], standalone_mode=False)
@@ -49,16 +49,16 @@ def test_a_compaction_pushes_where_it_is_configured(s3: S3, url: str, state: Sta
     assert generation(url) == 2
 
 
-def test_a_push_that_fails_ends_no_compaction(
+def test_a_failed_push_does_not_fail_the_compaction(
     s3: S3, url: str, state: StateDir, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from osworld_pipeline.cli import app
 
     s3.failures.append((".*", 403, 100))
     app(["compact", "--min-parts", "1", "--state", str(state.root), "--state-remote", url], standalone_mode=False)
-    told = capfd.readouterr()
-    assert "2 parts and 0 earlier files became 1 files" in told.out
-    assert "not pushed: " in told.err
+    reported = capfd.readouterr()
+    assert "2 parts and 0 earlier files became 1 files" in reported.out
+    assert "not pushed: " in reported.err
 
 
 def test_a_cache_is_not_compacted(s3: S3, url: str, state: StateDir, tmp_path: Path) -> None:

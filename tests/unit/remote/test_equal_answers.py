@@ -59,7 +59,7 @@ def viewer(state: StateDir) -> dict[str, Any]:
 def reports(capfdbinary: pytest.CaptureFixture[bytes], *place: str) -> dict[str, bytes]:
     """All pages, by name; their filmstrips show images of the store."""
     paths = [Path(path) for path in command_line(capfdbinary, "report", "--all", *place)["reports"]]
-    # The minute in which a page was written may have passed between two calls.
+    # A page names the minute in which it was written, and this may differ between two calls.
     found = {
         path.name: re.sub(rb"[Ww]ritten \d{4}-\d\d-\d\d \d\d:\d\d", b"written", path.read_bytes()) for path in paths
     }
@@ -69,17 +69,17 @@ def reports(capfdbinary: pytest.CaptureFixture[bytes], *place: str) -> dict[str,
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
-def test_a_state_answers_alike_where_it_was_made_where_it_was_copied_and_from_a_bucket(
+def test_a_state_gives_the_same_answers_in_its_folder_in_a_copy_and_from_a_bucket(
     s3: S3, url: str, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], is_packed: bool
 ) -> None:
-    """Packed: with all images in packs since the first answer."""
+    """Packed: all images are moved into packs after the first answer."""
     original, copy, cache = (StateDir(tmp_path / name) for name in ("original", "elsewhere/copy", "cache"))
     write_sample_store(original)
     compact_store(original, min_parts=1)
     rebuild_catalog(original)
     answers, pages = plain_client(original), viewer(original)
-    told = command_line(capfdbinary, "query", QUESTION, "--state", str(original.root))
-    assert told
+    reported = command_line(capfdbinary, "query", QUESTION, "--state", str(original.root))
+    assert reported
     written = reports(capfdbinary, "--state", str(original.root))
     shutil.rmtree(original.reports)
     seen = command_line(capfdbinary, "lineage", pages["sha256"], "--state", str(original.root))
@@ -100,8 +100,8 @@ def test_a_state_answers_alike_where_it_was_made_where_it_was_copied_and_from_a_
 
     at_copy = ("--state", str(copy.root))
     at_cache = ("--state", str(cache.root), "--state-remote", url)
-    assert command_line(capfdbinary, "query", QUESTION, *at_copy) == told
-    assert command_line(capfdbinary, "query", QUESTION, *at_cache) == told
+    assert command_line(capfdbinary, "query", QUESTION, *at_copy) == reported
+    assert command_line(capfdbinary, "query", QUESTION, *at_cache) == reported
 
     # From here on the original is gone.
     original.root.rename(tmp_path / "gone")

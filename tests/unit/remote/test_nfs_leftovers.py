@@ -1,5 +1,5 @@
-"""A client of NFS renames a file that is deleted while it is open to `.nfs...` in the same folder. Such files are not
-part of a state: nothing reads, counts, deletes or pushes them, and they stop nothing."""
+"""An NFS client renames a file that is deleted while it is open to `.nfs...` in the same folder. Such files are not
+part of a state: nothing reads, counts, deletes or pushes them, and they block no operation."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ COUNTS = "SELECT (SELECT count(*) FROM episodes), (SELECT count(*) FROM steps), 
 
 
 def add_leftovers(state: StateDir) -> set[Path]:
-    """One in each folder of the state, as old as garbage that may be removed."""
+    """Adds one to each folder of the state, old enough to be removed as garbage."""
     folders = [state.root, *(path for path in state.root.rglob("*") if path.is_dir())]
     for folder in folders:
         (folder / LEFTOVER).write_bytes(b"deleted, and still open somewhere")
@@ -29,7 +29,7 @@ def add_leftovers(state: StateDir) -> set[Path]:
     return {folder / LEFTOVER for folder in folders}
 
 
-def test_files_that_nfs_keeps_for_open_handles_are_no_part_of_a_state(s3: S3, url: str, tmp_path: Path) -> None:
+def test_files_that_nfs_keeps_for_open_handles_are_not_part_of_a_state(s3: S3, url: str, tmp_path: Path) -> None:
     state, cache = StateDir(tmp_path / "state"), StateDir(tmp_path / "cache")
     write_sample_store(state)
     rebuild_catalog(state)

@@ -1,5 +1,5 @@
-"""A state on an object store: what is pushed is the state of one moment, a cache answers as its origin does, and no
-kill and no failure loses or mixes anything. The S3 server is real, and so is the client."""
+"""A state on an object store: a push holds the state of one moment, a cache gives the same answers as its origin, and
+no kill or failure loses or mixes anything. The S3 server and the client are real."""
 
 import os
 import shlex
@@ -33,7 +33,7 @@ COUNT = "SELECT count(*), count(DISTINCT episode_id) FROM episodes"
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
-    """Some of it compacted; with a checkpoint's files and a suite."""
+    """A state that is partly compacted, with a checkpoint's files and a suite."""
     state = make_state(tmp_path_factory.mktemp("remote") / "var")
     compact_store(state, min_parts=1)
     TrajectoryStore(state).write_episodes("later", [make_episode("e-new", checkpoint_id="gspo-1", task_id="a")])
@@ -64,7 +64,7 @@ def test_a_machine_that_has_only_the_bucket_gets_every_answer(
     assert (cache.suites / "mine.json").read_text() == "{}"
 
 
-def test_images_and_weights_come_when_they_are_asked_for(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
+def test_images_and_weights_are_fetched_on_request(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
     push(origin, url)
     pull(cache, url)
     assert not cache.blobs.exists()
@@ -79,7 +79,7 @@ def test_images_and_weights_come_when_they_are_asked_for(s3: S3, url: str, origi
     assert fetch_checkpoints(cache, ["gspo-1"]) == 0
 
 
-def test_the_same_again_sends_nothing_and_a_new_part_only_itself(
+def test_a_push_without_changes_sends_nothing_and_after_a_new_part_only_that_part(
     s3: S3, url: str, origin: StateDir, cache: StateDir
 ) -> None:
     push(origin, url)
@@ -95,7 +95,7 @@ def test_the_same_again_sends_nothing_and_a_new_part_only_itself(
     assert run_query(cache, COUNT).rows == [(9, 9)]
 
 
-def test_a_cache_follows_compactions_and_keeps_no_row_that_was_written_again(
+def test_a_cache_follows_compactions_and_keeps_no_old_version_of_a_rewritten_row(
     s3: S3, url: str, origin: StateDir, cache: StateDir
 ) -> None:
     push(origin, url)
@@ -106,7 +106,7 @@ def test_a_cache_follows_compactions_and_keeps_no_row_that_was_written_again(
         pull(cache, url)
     TrajectoryStore(origin).write_episodes("p", [make_episode("e-p", num_steps=1)])
     compact_store(origin, min_parts=1, retired_grace_s=0)
-    # The second one deletes what the first retired, so that its manifest does not name it any longer.
+    # The second compaction deletes the files that the first one retired, so its manifest no longer names them.
     compact_store(origin, min_parts=1, retired_grace_s=0)
     push(origin, url)
     assert run_query(cache, COUNT).rows == [(10, 10)]
@@ -116,7 +116,9 @@ def test_a_cache_follows_compactions_and_keeps_no_row_that_was_written_again(
     assert run_query(cache, COUNT).rows == [(10, 10)]
 
 
-def test_what_a_cache_made_itself_stays_and_can_be_pushed(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
+def test_parts_that_a_cache_wrote_itself_stay_and_can_be_pushed(
+    s3: S3, url: str, origin: StateDir, cache: StateDir
+) -> None:
     push(origin, url)
     pull(cache, url)
     TrajectoryStore(cache).write_episodes("mine", [make_episode("e-mine")])
@@ -144,7 +146,7 @@ def test_a_file_changed_on_both_sides_is_refused_by_name(s3: S3, url: str, origi
         pull(cache, url)
 
 
-def test_another_state_is_never_mixed_with_the_one_that_is_there(
+def test_a_push_or_pull_never_mixes_two_different_states(
     s3: S3, url: str, origin: StateDir, cache: StateDir, tmp_path: Path
 ) -> None:
     push(origin, url)
@@ -159,7 +161,7 @@ def test_another_state_is_never_mixed_with_the_one_that_is_there(
         push(origin, f"{url}-else")
 
 
-def test_a_bucket_that_was_emptied_is_filled_anew(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
+def test_a_bucket_that_was_emptied_is_filled_again(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
     push(origin, url)
     prefix = url.removeprefix(f"s3://{BUCKET}/")
     client = boto3.client("s3", endpoint_url=s3.endpoint, aws_access_key_id="key", aws_secret_access_key="s")
@@ -182,7 +184,7 @@ PULL = PUSH.replace("push", "pull")
 
 
 def run_and_kill(s3: S3, script: str, state: StateDir, url: str, *, at_request: int, pattern: str) -> bool:
-    """Kills the program at its so-manieth request of that kind, before it is answered; False where it ended first."""
+    """Kills the program at request `at_request` of that kind, before the answer. Returns False if it ended first."""
     child = subprocess.Popen(
         [sys.executable, "-c", script, str(state.root), url], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, **s3.environment},
@@ -204,10 +206,10 @@ def run_and_kill(s3: S3, script: str, state: StateDir, url: str, *, at_request: 
 
 
 @pytest.mark.parametrize("at_request", [12, 0])
-def test_a_killed_push_leaves_the_state_of_before_and_the_next_goes_on(
+def test_a_killed_push_leaves_the_previous_state_and_the_next_push_continues(
     s3: S3, url: str, origin: StateDir, cache: StateDir, at_request: int
 ) -> None:
-    """0: at the swap of the manifest, which arrives although its sender dies."""
+    """0: killed at the swap of the manifest, which arrives although its sender dies."""
     pattern = "PUT" if at_request else f"PUT /{url.removeprefix('s3://')}/remote.json"
     assert run_and_kill(s3, PUSH, origin, url, at_request=at_request or 1, pattern=pattern)
     if at_request:
@@ -223,7 +225,7 @@ def test_a_killed_push_leaves_the_state_of_before_and_the_next_goes_on(
 
 
 @pytest.mark.parametrize("at_request", [2, 4])
-def test_a_killed_pull_leaves_a_readable_cache_and_the_next_goes_on(
+def test_a_killed_pull_leaves_a_readable_cache_and_the_next_pull_continues(
     s3: S3, url: str, origin: StateDir, cache: StateDir, at_request: int
 ) -> None:
     push(origin, url)
@@ -242,7 +244,7 @@ def test_a_killed_pull_leaves_a_readable_cache_and_the_next_goes_on(
 
 
 @pytest.mark.parametrize("status", [503, 0])
-def test_requests_that_fail_for_a_while_are_tried_again(
+def test_requests_that_fail_for_a_while_are_retried(
     s3: S3, url: str, origin: StateDir, cache: StateDir, status: int
 ) -> None:
     s3.failures += [("PUT .*/objects/", status, 2), ("PUT .*/blobs/", status, 2), ("PUT .*/remote.json", status, 1)]
@@ -252,14 +254,14 @@ def test_requests_that_fail_for_a_while_are_tried_again(
     assert answers(cache) == answers(origin)
 
 
-def test_a_refusal_is_one_sentence_that_shows_no_secret(s3: S3, url: str, origin: StateDir) -> None:
+def test_a_refused_request_is_an_error_of_one_sentence_that_shows_no_secret(s3: S3, url: str, origin: StateDir) -> None:
     s3.failures.append((".*", 403, 1_000))
-    with pytest.raises(StoreError, match=r"refused to .*: check the credentials in the environment") as told:
+    with pytest.raises(StoreError, match=r"refused to .*: check the credentials in the environment") as reported:
         push(origin, url)
-    assert "secretsecret" not in f"{told.value} {told.value.__cause__}"
+    assert "secretsecret" not in f"{reported.value} {reported.value.__cause__}"
 
 
-def test_without_credentials_or_with_another_url_nothing_is_asked(
+def test_without_credentials_or_with_an_invalid_url_no_request_is_sent(
     s3: S3, url: str, origin: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for bad in ("s3://", "http://bucket/x", "s3://bucket/a b", "/folder"):
@@ -271,7 +273,9 @@ def test_without_credentials_or_with_another_url_nothing_is_asked(
     assert s3.requests == []
 
 
-def test_an_object_that_was_changed_there_is_found_out(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
+def test_an_object_that_was_changed_in_the_bucket_is_detected(
+    s3: S3, url: str, origin: StateDir, cache: StateDir
+) -> None:
     push(origin, url)
     client = boto3.client("s3", endpoint_url=s3.endpoint, aws_access_key_id="key", aws_secret_access_key="s")
     prefix = url.removeprefix(f"s3://{BUCKET}/")
@@ -281,7 +285,7 @@ def test_an_object_that_was_changed_there_is_found_out(s3: S3, url: str, origin:
         pull(cache, url)
 
 
-def test_status_and_refresh_say_how_both_sides_stand(
+def test_status_and_refresh_report_the_state_of_both_sides(
     s3: S3, url: str, origin: StateDir, cache: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert remote_status(origin, url).remote_generation is None

@@ -1,4 +1,4 @@
-"""Packs of images on an object store: sent as they are, and read image by image from a machine that has only the
+"""Packs of images on an object store are sent unchanged, and read image by image from a machine that has only the
 bucket."""
 
 import hashlib
@@ -21,7 +21,7 @@ from osworld_pipeline.tables.catalog import rebuild_catalog
 
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
-    """All of its images are in two packs; with a checkpoint's files."""
+    """A state whose images are all in two packs, with a checkpoint's files."""
     state = make_state(tmp_path_factory.mktemp("packs") / "var")
     pack(state, pack_bytes=1)
     for name in ("checkpoint.json", "model.safetensors"):
@@ -42,7 +42,7 @@ def images(state: StateDir) -> dict[str, bytes]:
     return {sha256: blobs.read(sha256) for sha256 in digests}
 
 
-def test_a_pack_is_one_object_and_a_cache_reads_one_image_of_it(
+def test_a_pack_is_one_object_and_a_cache_reads_single_images_of_it(
     s3: S3, url: str, origin: StateDir, cache: StateDir
 ) -> None:
     done = push(origin, url)
@@ -65,7 +65,7 @@ def test_a_pack_is_one_object_and_a_cache_reads_one_image_of_it(
         BlobStore(cache.blobs).read("b" * 64)
 
 
-def test_what_was_pushed_as_a_file_and_packed_later_is_read_from_its_pack(
+def test_an_image_that_was_pushed_as_a_file_and_packed_later_is_read_from_its_pack(
     s3: S3, url: str, origin: StateDir, cache: StateDir
 ) -> None:
     late = TrajectoryStore(origin).write_blob(b"late", suffix="png")
@@ -80,7 +80,9 @@ def test_what_was_pushed_as_a_file_and_packed_later_is_read_from_its_pack(
     assert request.endswith(".zip")
 
 
-def test_a_push_from_a_cache_keeps_what_it_has_not_fetched(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
+def test_a_push_from_a_cache_keeps_the_files_that_the_cache_has_not_fetched(
+    s3: S3, url: str, origin: StateDir, cache: StateDir
+) -> None:
     push(origin, url)
     pull(cache, url)
     before = read_base(cache.root)
@@ -98,7 +100,7 @@ def test_a_push_from_a_cache_keeps_what_it_has_not_fetched(s3: S3, url: str, ori
     assert images(origin).keys() == images(cache).keys()
 
 
-def test_a_pack_written_again_replaces_the_old_one_there_and_in_caches(
+def test_a_rewritten_pack_replaces_the_old_one_in_the_bucket_and_in_caches(
     s3: S3, url: str, origin: StateDir, cache: StateDir
 ) -> None:
     blobs = BlobStore(origin.blobs)
@@ -121,7 +123,7 @@ def test_a_pack_written_again_replaces_the_old_one_there_and_in_caches(
     assert [key for key in base.retired_objects if key.endswith(".zip")] != []
 
 
-def test_a_pack_that_was_changed_there_is_found_out(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
+def test_a_pack_that_was_changed_in_the_bucket_is_detected(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
     import boto3
     from s3_server import BUCKET
 
@@ -140,7 +142,7 @@ def test_a_pack_that_was_changed_there_is_found_out(s3: S3, url: str, origin: St
 def test_images_packed_while_a_push_runs_are_sent_with_their_pack(
     s3: S3, url: str, origin: StateDir, cache: StateDir
 ) -> None:
-    """The push has listed the packs already: it looks again."""
+    """The push has already listed the packs, so it lists them again."""
     late = TrajectoryStore(origin).write_blob(b"late", suffix="png")
     TrajectoryStore(origin).write_episodes("late", [make_episode("late", steps=(make_step(sha256=late),))])
     for number in range(40):

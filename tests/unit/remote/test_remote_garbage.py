@@ -1,4 +1,4 @@
-"""Garbage collection on an object store removes what nothing names, and never what a push or a reader needs."""
+"""Garbage collection on an object store removes objects that nothing names, and none that a push or a reader needs."""
 
 import hashlib
 import time
@@ -70,7 +70,7 @@ def add_episode(state: StateDir, name: str, data: bytes) -> str:
     return sha256
 
 
-def test_what_rows_or_the_manifest_name_stays(url: str, objects: Objects, origin: StateDir) -> None:
+def test_objects_that_rows_or_the_manifest_name_stay(url: str, objects: Objects, origin: StateDir) -> None:
     push(origin, url)
     before = objects.listed()
     assert collect_remote_garbage(origin, url, grace_s=ALL) == NOTHING
@@ -78,7 +78,9 @@ def test_what_rows_or_the_manifest_name_stays(url: str, objects: Objects, origin
     assert push(origin, url).is_changed is False
 
 
-def test_objects_that_nothing_names_go_and_foreign_ones_stay(url: str, objects: Objects, origin: StateDir) -> None:
+def test_objects_that_nothing_names_are_removed_and_foreign_ones_stay(
+    url: str, objects: Objects, origin: StateDir
+) -> None:
     push(origin, url)
     before = objects.listed()
     objects.put(image_key(b"no row"), b"no row")
@@ -99,7 +101,7 @@ def test_young_objects_stay(url: str, objects: Objects, origin: StateDir) -> Non
     assert image_key(b"no row") in objects.listed()
 
 
-def test_images_that_a_pack_has_go_and_are_read_from_it(
+def test_images_that_are_in_a_pack_are_removed_and_read_from_the_pack(
     url: str, objects: Objects, origin: StateDir, cache: StateDir
 ) -> None:
     late = add_episode(origin, "late", b"late")
@@ -116,7 +118,7 @@ def test_images_that_a_pack_has_go_and_are_read_from_it(
 def test_an_image_that_is_needed_again_is_sent_again(
     url: str, objects: Objects, origin: StateDir, cache: StateDir
 ) -> None:
-    """The journals of both folders may know the image from before."""
+    """The journals of both folders may still list the image."""
     data = b"seen twice"
     add_episode(origin, "first", data)
     push(origin, url)
@@ -130,7 +132,7 @@ def test_an_image_that_is_needed_again_is_sent_again(
     assert image_key(data) in objects.listed()
 
 
-def test_a_push_that_began_before_a_collection_fails_and_succeeds_anew(
+def test_a_push_that_started_before_a_collection_fails_and_succeeds_when_it_is_repeated(
     s3: S3, url: str, objects: Objects, origin: StateDir, cache: StateDir
 ) -> None:
     data = b"there and unused until now"
@@ -156,7 +158,7 @@ def test_a_push_that_began_before_a_collection_fails_and_succeeds_anew(
     assert BlobStore(cache.blobs).read(hashlib.sha256(data).hexdigest()) == data
 
 
-def test_a_killed_collection_ends_pushes_for_a_while_and_loses_no_image(
+def test_a_killed_collection_blocks_pushes_for_a_while_and_loses_no_image(
     url: str, objects: Objects, origin: StateDir, cache: StateDir
 ) -> None:
     add_episode(origin, "first", b"removed")
@@ -182,7 +184,7 @@ def test_a_killed_collection_ends_pushes_for_a_while_and_loses_no_image(
     assert (base.collection, base.closed_until) == (1, 0.0)
 
 
-def test_a_collection_that_fails_opens_the_store_again(s3: S3, url: str, objects: Objects, origin: StateDir) -> None:
+def test_a_failed_collection_allows_pushes_again(s3: S3, url: str, objects: Objects, origin: StateDir) -> None:
     push(origin, url)
     objects.put(image_key(b"no row"), b"no row")
     s3.failures.append((r"POST /.*", 403, 1))
@@ -192,17 +194,17 @@ def test_a_collection_that_fails_opens_the_store_again(s3: S3, url: str, objects
     assert collect_remote_garbage(origin, url, grace_s=ALL).num_images == 1
 
 
-def test_only_the_folder_that_is_pushed_from_may_collect(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
+def test_only_the_origin_folder_may_collect(s3: S3, url: str, origin: StateDir, cache: StateDir) -> None:
     push(origin, url)
     pull(cache, url)
     with pytest.raises(StoreError, match="is not the origin of"):
         collect_remote_garbage(cache, url)
 
 
-def test_a_push_between_push_and_collection_stops_the_collection(
+def test_another_push_between_the_push_of_a_collection_and_its_removals_stops_the_collection(
     url: str, objects: Objects, origin: StateDir, cache: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows of the origin are no longer all rows: an image of the other folder must stay."""
+    """The origin no longer has all rows, so an image of the other folder must stay."""
     data = b"there and unused until now"
     push(origin, url)
     pull(cache, url)

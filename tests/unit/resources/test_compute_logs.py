@@ -1,4 +1,4 @@
-"""What steps print is kept and shown, and a kill at any moment leaves no process that goes on showing it."""
+"""The output of steps is kept and shown, and a kill at any moment leaves no process that continues to show it."""
 
 import random
 import subprocess
@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from launches import wait_for_nobody
+from launches import wait_for_no_process
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM_KILLS = 6
@@ -36,10 +36,10 @@ def test_output_is_kept_in_files_and_shown(tmp_path: Path) -> None:
     assert "to those who listen" in err
     assert (tmp_path / "run" / "step.out").read_text() == "to the world\n"
     assert (tmp_path / "run" / "step.err").read_text() == "to those who listen\n"
-    assert not wait_for_nobody(tmp_path, limit_s=0)
+    assert not wait_for_no_process(tmp_path, limit_s=0)
 
 
-def test_a_kill_at_any_moment_leaves_nobody_who_reads_the_files(tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_leaves_no_process_that_reads_the_files(tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     for _ in range(NUM_KILLS):
@@ -49,5 +49,5 @@ def test_a_kill_at_any_moment_leaves_nobody_who_reads_the_files(tmp_path: Path) 
         time.sleep(rng.uniform(0.0, 0.02))
         program.kill()
         program.wait(10)
-        program.communicate(timeout=10)  # whoever shows the files holds the pipes
-    assert not wait_for_nobody(tmp_path, limit_s=10), f"seed {seed}"
+        program.communicate(timeout=10)  # any process that shows the files holds the pipes
+    assert not wait_for_no_process(tmp_path, limit_s=10), f"seed {seed}"

@@ -85,7 +85,7 @@ def everything(
     ]  # fmt: skip
 
 
-def test_the_file_of_a_new_project_is_inert_and_each_of_its_examples_can_be_used(
+def test_the_file_of_a_new_project_changes_nothing_and_each_of_its_examples_can_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = template(DEPLOYMENT)
@@ -106,7 +106,7 @@ def test_no_secret_of_the_environment_is_in_what_dagster_stores(tmp_path: Path) 
     assert "secret" not in repr(deployment_resources(environment))
 
 
-def test_commands_use_the_same_mlflow(tmp_path: Path) -> None:
+def test_commands_use_the_mlflow_that_the_file_names(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     assert deployment_tracking(given(tmp_path, FILE)).resolve(state) == "http://mlflow.example:5000"
     assert deployment_tracking({}).resolve(state).startswith("sqlite:///")

@@ -25,7 +25,7 @@ def variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def load(path: Path, folder: Path) -> dg.DagsterInstance:
-    """From a copy whose Postgres is not asked for its tables, which nobody has made."""
+    """Loads the instance from a copy that does not access its tables in Postgres, which do not exist."""
     fields = yaml.safe_load(path.read_text())
     if "postgres" in fields["storage"]:
         fields["storage"]["postgres"]["should_autocreate_tables"] = False
@@ -63,27 +63,27 @@ def test_the_instance_in_postgres_holds_no_address_and_no_secret() -> None:
     assert all(value["env"].startswith("DAGSTER_PG_") for value in storage.values() if isinstance(value, dict))
 
 
-def test_a_run_whose_process_died_is_begun_again_and_one_that_failed_is_not() -> None:
+def test_a_run_whose_process_died_is_started_again_and_one_that_failed_is_not() -> None:
     retries = yaml.safe_load(POSTGRES.read_text())["run_retries"]
     assert retries == {"enabled": True, "max_retries": 2, "retry_on_asset_or_op_failure": False}
 
 
-def test_a_report_looks_and_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_only_reads_and_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dagster.yaml").write_text(LOCAL.read_text())
-    told = report(tmp_path)
-    assert (told["is_new"], told["relative"], told["pools"]["default_limit"]) == (True, True, 1)
+    reported = report(tmp_path)
+    assert (reported["is_new"], reported["relative"], reported["pools"]["default_limit"]) == (True, True, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["dagster.yaml"]
 
 
-def test_a_report_of_an_instance_in_use_tells_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_of_an_instance_in_use_lists_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dagster.yaml").write_text(LOCAL.read_text())
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         instance.event_log_storage.set_concurrency_slots("desktops", 4)
-    told = report(tmp_path)
-    assert told["without_limit"] == []
-    assert (told["limits"], told["heartbeats_s"], told["num_unfinished"]) == ({"desktops": 4}, {}, 0)
+    reported = report(tmp_path)
+    assert reported["without_limit"] == []
+    assert (reported["limits"], reported["heartbeats_s"], reported["num_unfinished"]) == ({"desktops": 4}, {}, 0)
 
 
 def test_a_variable_that_is_not_set_is_named(tmp_path: Path, variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +93,7 @@ def test_a_variable_that_is_not_set_is_named(tmp_path: Path, variables: None, mo
     assert report(tmp_path)["error"].endswith("the environment variable DAGSTER_PG_PASSWORD is not set")
 
 
-def test_a_file_that_dagster_refuses_is_told_as_a_program(tmp_path: Path) -> None:
+def test_the_report_program_prints_the_error_of_a_file_that_dagster_refuses(tmp_path: Path) -> None:
     (tmp_path / "dagster.yaml").write_text("concurrency: {pools: {default_limt: 1}}")
     command = [sys.executable, "-m", "resources.instance_report", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)

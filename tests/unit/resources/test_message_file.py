@@ -28,7 +28,7 @@ def append(params: Any, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, len(MESSAGE)))
-def test_a_line_is_read_when_its_end_is_there(cut: int) -> None:
+def test_a_line_is_read_when_it_is_complete(cut: int) -> None:
     messages, handler = MessageFile(), Handler()
     with opened(messages, handler) as params:
         append(params, MESSAGE + MESSAGE[:cut])
@@ -40,7 +40,7 @@ def test_a_line_is_read_when_its_end_is_there(cut: int) -> None:
         assert len(handler.messages) == 2
 
 
-def test_the_line_in_which_a_program_was_killed_is_left_out_and_its_file_removed() -> None:
+def test_the_incomplete_line_of_a_killed_program_is_left_out_and_its_file_is_removed() -> None:
     messages, handler = MessageFile(), Handler()
     with opened(messages, handler) as params:
         append(params, MESSAGE + MESSAGE[:9])

@@ -1,4 +1,4 @@
-"""Progress of a stage: few lines in Dagster's log, and every shown one for the bars of this process."""
+"""Progress of a stage: few lines in Dagster's log, and every shown message for the progress bars of this process."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -28,7 +28,7 @@ def test_all_values_of_a_recipe_as_overrides_give_the_same_recipe(name: str) -> 
     assert again.model_copy(update={"sources": {}}) == recipe.model_copy(update={"sources": {}})
 
 
-def test_a_setting_of_the_command_line_goes_before_an_override_and_that_before_the_file() -> None:
+def test_a_command_line_setting_has_priority_over_an_override_and_an_override_over_the_file() -> None:
     overrides = Overrides(agent={"max_turns": 3, "max_pixels": 200_000})
     source = RecipeResource(name="smoke", overrides=overrides, settings=["agent.max_turns=5"])
     assert load_recipe("smoke").agent.max_turns == 2

@@ -1,4 +1,4 @@
-"""The fakes at the seams of a rollout: desktop, policy engine, sink."""
+"""Fakes of the interfaces of a rollout: desktop, policy engine, sink."""
 
 import asyncio
 import io
@@ -22,7 +22,7 @@ from osworld_pipeline.rollout.run_episode import EpisodePlan, EpisodeSettings, E
 
 
 class FakeDesktop:
-    """A desktop whose screen turns another grey with every action; `faults` maps a method to the error it raises."""
+    """A desktop whose screen gets another grey with every action. `faults` maps a method to the error it raises."""
 
     def __init__(
         self, *, reward: float = 1.0, faults: dict[str, Exception] | None = None, replica_id: str = "r0"
@@ -62,7 +62,7 @@ class FakeDesktop:
 
 
 class FakeEngine:
-    """Answers with the given texts in turn, then with the last one for ever; an exception is raised, a float slept."""
+    """Answers with the given texts in turn, then repeats the last one. An exception is raised; a float is slept."""
 
     name = "fake"
     uses_chat_api = False

@@ -1,4 +1,4 @@
-"""Requests for the in-process engine, and what a plain forward pass says of its answers."""
+"""Requests for the in-process engine, and the log-probabilities of its answers in a plain forward pass."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -47,12 +47,12 @@ class Conversation:
             episode_id=self.episode_id,
         )
 
-    def hear(self, result: GenerateResult) -> None:
+    def receive(self, result: GenerateResult) -> None:
         self._ids += [*result.token_ids, self._renderer.im_end_id, *self._renderer.newline_ids]
 
 
 def largest_difference(model: Any, processor: Any, request: GenerateRequest, result: GenerateResult) -> float:
-    """Between the reported log-probabilities and a plain forward pass over the whole sequence."""
+    """Largest difference of the reported log-probabilities from a plain forward pass over the whole sequence."""
     recomputed = plain_logprobs(model, processor, request, result)
     return max(abs(mine - its) for mine, its in zip(recomputed, result.logprobs, strict=True))
 

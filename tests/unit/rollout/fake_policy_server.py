@@ -1,4 +1,4 @@
-"""A policy server on a real socket that answers as sglang does, or as it is told: the fake of the engines over HTTP."""
+"""A fake policy server on a real socket, for engines over HTTP. It answers as sglang does, or as it is configured."""
 
 import base64
 import io
@@ -16,7 +16,7 @@ from PIL import Image
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What to say instead of the truth."""
+    """An answer that replaces the correct one."""
 
     status: int = 200
     body: bytes = b"{}"
@@ -29,7 +29,7 @@ class Answer:
 
 @dataclass(kw_only=True, eq=False)
 class FakeSglang:
-    """Samples the ids of `reply`; each call of a path first takes what `instead` holds for it."""
+    """Samples the ids of `reply`. Each call of a path first uses the answers that `instead` holds for it."""
 
     reply: tuple[int, ...]
     image_id: int
@@ -75,7 +75,7 @@ class FakeSglang:
         return [path for path, _ in self.calls]
 
     def wait_for(self, path: str, *, limit_s: float = 10.0) -> None:
-        """Until the path was called."""
+        """Waits until the path was called."""
         deadline = time.monotonic() + limit_s
         while path not in self.paths():
             assert time.monotonic() < deadline, f"{path} was not called within {limit_s:g} s"
@@ -211,7 +211,7 @@ class FakeSglang:
 
 @contextmanager
 def serving(fake: FakeSglang, *, port: int = 0) -> Iterator[FakeSglang]:
-    """The fake on a port of its own; `url` says which."""
+    """Serves the fake on its own port; `url` is its address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

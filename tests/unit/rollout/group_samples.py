@@ -1,4 +1,4 @@
-"""Groups and tasks for the collectors' tests: episodes without a desktop, their ends told in a word each."""
+"""Groups and tasks for the collectors' tests: episodes without a desktop, each with a given outcome."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def make_tasks(count: int) -> list[Task]:
 def make_ended(
     episode_id: str = "e", *, outcome: Outcome = Outcome.FAILURE, shaped: float = 0.0, versions: Sequence[int] = (0,)
 ) -> Episode:
-    """An episode that ended so, with one turn for each of `versions`."""
+    """An episode that ended with this outcome, with one turn for each of `versions`."""
     return Episode(
         episode_id=episode_id,
         task_id="t0",
@@ -61,7 +61,7 @@ def make_group(group_id: str, task: Task, update: int, episodes: Sequence[Episod
 
 
 class BuilderByRewards:
-    """Trained where two valid episodes earned differently; a trajectory for each of them."""
+    """Trains groups in which two valid episodes have different rewards, with one trajectory for each episode."""
 
     def __init__(self) -> None:
         self.given_back: list[tuple[int, int]] = []

@@ -1,5 +1,5 @@
-"""Fake sglang servers that really sample, each with the defect that it is given, and a place where rollout sessions
-with them are opened."""
+"""Fake sglang servers that really sample, each with a given defect, and a place where rollout sessions with them are
+opened."""
 
 import base64
 import threading
@@ -54,10 +54,12 @@ class SamplingServer(FakeSglang):
         if len(watched) > 1:  # a check of its settings
             return super()._generate(body)
         with self.lock:
-            told = body["sampling_params"]
+            reported = body["sampling_params"]
             request = GenerateRequest(
                 sampling=SamplingParams(
-                    temperature=told["temperature"], max_new_tokens=told["max_new_tokens"], seed=told["sampling_seed"]
+                    temperature=reported["temperature"],
+                    max_new_tokens=reported["max_new_tokens"],
+                    seed=reported["sampling_seed"],
                 ),
                 token_ids=tuple(self._expand(body)),
                 images=tuple(base64.b64decode(image) for image in body.get("image_data", ())),
@@ -127,7 +129,7 @@ def recipe_of(*servers: SamplingServer, **engine: Any) -> Recipe:
 
 
 def make_adapter(folder: Path, place: Path) -> Path:
-    """A checkpoint that is an adapter over that one."""
+    """A checkpoint that is an adapter over the one in `folder`."""
     section, model = LoraSection(rank=2, alpha=8.0), load_model(folder)
     lora.add_adapters(model, section, seed=1)
     factors = {name: tensor + 0.3 for name, tensor in model.state_dict().items() if is_factor(name)}

@@ -33,7 +33,7 @@ def fake_servers(renderer: Renderer, **defaults: Any) -> Iterator[Start]:
 
 
 def write_checkpoint(folder: Path, *, tower: int = 0, words: int = 0) -> Path:
-    """One of two tensors: the bias that the check of the vision cache looks for, and one of the language model."""
+    """Writes two tensors: the bias that the check of the vision cache looks for, and one of the language model."""
     folder.mkdir(parents=True)
     names = ("model.visual.merger.linear_fc2.bias", "model.language_model.norm.weight")
     entries = {

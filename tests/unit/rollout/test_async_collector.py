@@ -1,5 +1,5 @@
-"""The asynchronous collector: no token older than the bound is trained on, whatever the latencies; every group has one
-status and one name; what was not trained is rolled out again after a kill."""
+"""The asynchronous collector: no token older than the bound is trained on, for any latencies. Every group has one
+status and one name. Groups that were not trained on are rolled out again after a kill."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ NUM_TURNS = 3
 
 
 class World:
-    """Groups whose turns take their time; a turn is sampled by the weights that are there when it begins."""
+    """Groups whose turns take some time. A turn is sampled with the weights that are loaded when it starts."""
 
     def __init__(self, latency: Callable[[], float] = lambda: 0.0, *, equal: frozenset[int] = frozenset()) -> None:
         self.version = 0
@@ -91,7 +91,7 @@ async def train(
     train_s: Callable[[], float] = lambda: 0.0,
     handover_s: Callable[[], float] | None = None,
 ) -> list[GspoBatch]:
-    """`handover_s`: how long new weights are on their way while the next update is collected; None: not at all."""
+    """`handover_s`: how long new weights take to arrive while the next update is collected; None: no overlap."""
 
     async def hand_over(update: int) -> None:
         await asyncio.sleep(0.0 if handover_s is None else handover_s())
@@ -114,7 +114,7 @@ async def train(
 
 @given(seed=st.integers(0, 2**32), max_staleness=st.integers(0, 3), is_overlapped=st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_no_token_older_than_the_bound_is_trained_on_whatever_the_latencies(
+def test_no_token_older_than_the_bound_is_trained_on_for_any_latencies(
     seed: int, max_staleness: int, is_overlapped: bool
 ) -> None:
     rng = random.Random(seed)
@@ -140,7 +140,7 @@ def test_no_token_older_than_the_bound_is_trained_on_whatever_the_latencies(
         assert older <= (version + max_staleness + 1) * 2 + num_stale, group_id
 
 
-async def test_rollouts_go_on_while_the_trainer_updates() -> None:
+async def test_rollouts_continue_while_the_trainer_updates() -> None:
     world = World(lambda: 0.002)
     collector = collector_of(world.run_group, max_staleness=1)
     async with collector:
@@ -192,9 +192,7 @@ async def test_a_group_that_others_overtook_for_too_long_is_dropped_as_stale_and
     assert [batch.num_groups(GroupStatus.TRAINED) for batch in batches] == [2] * 6
 
 
-async def test_groups_that_teach_nothing_count_where_they_are_skipped_and_are_replaced_where_they_are_topped_up() -> (
-    None
-):
+async def test_groups_without_signal_count_if_they_are_skipped_and_are_replaced_if_they_are_topped_up() -> None:
     equal = frozenset({1, 2, 3})
     skipping = World(equal=equal)
     batches = await train(skipping, collector_of(skipping.run_group, num_updates=3), range(3))
@@ -216,7 +214,7 @@ async def test_top_ups_of_an_update_have_a_limit() -> None:
     assert all(not batch.trajectories for batch in batches)
 
 
-async def test_a_killed_run_begins_again_what_it_had_not_trained_under_the_same_names() -> None:
+async def test_a_killed_run_repeats_the_groups_that_it_had_not_trained_under_the_same_names() -> None:
     world = World(lambda: 0.001)
     collector = collector_of(world.run_group, max_staleness=2)
     async with collector:
@@ -247,7 +245,7 @@ async def test_an_error_ends_the_collection_and_nothing_is_left_running() -> Non
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_an_engine_that_stays_behind_its_weights_ends_the_run() -> None:
+async def test_an_engine_that_keeps_sampling_with_old_weights_ends_the_run() -> None:
     world = World()
     frozen = World()
 
@@ -260,7 +258,7 @@ async def test_an_engine_that_stays_behind_its_weights_ends_the_run() -> None:
         await train(world, collector_of(run), range(6))
 
 
-async def test_faults_of_a_whole_group_are_on_record_and_no_reward() -> None:
+async def test_faults_of_a_whole_group_are_recorded_and_do_not_count_as_a_reward() -> None:
     async def run(task: Task, group_id: str, update: int) -> RolloutGroup:
         outcome = Outcome.POLICY_FAULT if group_id == "s-g000000" else Outcome.FAILURE
         episodes = [make_ended(f"{group_id}-s{n}", outcome=outcome, shaped=0.1 * n) for n in range(2)]
@@ -316,7 +314,7 @@ async def until(holds: Callable[[], bool]) -> None:
     raise AssertionError("it did not hold in 30 s")
 
 
-async def test_a_held_update_discards_faulty_groups_and_keeps_the_others_and_those_that_run() -> None:
+async def test_a_held_update_discards_faulty_groups_and_keeps_the_other_and_the_running_groups() -> None:
     world, blocked = World(), asyncio.Event()
     is_down = True
 
@@ -399,7 +397,7 @@ async def test_dropped_groups_of_a_held_update_are_counted_once() -> None:
 
 @given(seed=st.integers(0, 2**32), max_staleness=st.integers(0, 3), is_overlapped=st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_whatever_faults_and_holds_each_group_is_trained_or_dropped_once(
+def test_with_any_faults_and_holds_each_group_is_trained_or_dropped_once(
     seed: int, max_staleness: int, is_overlapped: bool
 ) -> None:
     rng = random.Random(seed)
@@ -446,7 +444,7 @@ def test_whatever_faults_and_holds_each_group_is_trained_or_dropped_once(
             assert min(v for v in trajectory.policy_versions or () if v >= 0) >= update - max_staleness
 
 
-async def test_what_joined_discarded_groups_may_join_others_of_the_update() -> None:
+async def test_replay_rows_of_discarded_groups_may_join_other_groups_of_the_update() -> None:
     builder, world = InjectingBuilder(), World()
 
     async def run(task: Task, group_id: str, update: int) -> RolloutGroup:

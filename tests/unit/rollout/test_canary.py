@@ -1,4 +1,4 @@
-"""The response that is sampled to be compared, where an update's own tokens are all older than its weights."""
+"""The canary: a response that is sampled for comparison where all tokens of an update are older than its weights."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ def stale(renderer: Renderer, noise_png: Noise) -> Trajectory:
     """Two turns with a screenshot each, sampled by the weights after 4 updates."""
     talk = Conversation(renderer, noise_png, "e1")
     first = talk.ask("hello")
-    talk.hear(GenerateResult(text="", policy_version=4, finish_reason="stop", token_ids=(7, 8), logprobs=(0.0, 0.0)))
+    talk.receive(GenerateResult(text="", policy_version=4, finish_reason="stop", token_ids=(7, 8), logprobs=(0.0, 0.0)))
     second = talk.ask("go on")
     ids = (*second.token_ids, 9)
     mask = [0] * len(ids)
@@ -42,7 +42,7 @@ def stale(renderer: Renderer, noise_png: Noise) -> Trajectory:
     )
 
 
-def test_a_canary_is_needed_where_something_is_trained_and_nothing_was_sampled_by_its_weights(stale: Trajectory):
+def test_a_canary_is_needed_if_no_token_that_is_trained_on_was_sampled_with_the_updates_weights(stale: Trajectory):
     replay = replace(stale, sampled_logprobs=None, policy_versions=None)
     assert needs_canary([stale], update=5)
     assert needs_canary([replay], update=5)

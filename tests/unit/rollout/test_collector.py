@@ -1,5 +1,5 @@
-"""The synchronous collector: every status on record, other tasks in the place of those that teach nothing, and the same
-groups in a rerun."""
+"""The synchronous collector: every status is recorded, other tasks replace those without signal, and a rerun has the
+same groups."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ def faulty(group_id: str, task: Task) -> list[Episode]:
 
 
 def groups_that(ends: Mapping[str, Ends], ran: list[tuple[str, str]]) -> RunGroup:
-    """A group of the tasks named ends so, all others with a difference."""
+    """A group of a task in `ends` ends as given there; all others have a difference in rewards."""
 
     async def run(task: Task, group_id: str, update: int) -> RolloutGroup:
         ran.append((group_id, task.task_id))
@@ -55,7 +55,7 @@ def collector_of(run_group: RunGroup, **section: object) -> SynchronousCollector
 
 
 def order_of(update: int, count: int) -> list[str]:
-    """Ids of the tasks that come in this update, and those that would come in another's place."""
+    """Ids of the tasks of this update, followed by those that would replace another task."""
     tasks = RoundRobin(TASKS, seed="x", tasks_per_update=2).tasks_of(update)
     return [next(tasks).task_id for _ in range(count)]
 
@@ -64,7 +64,7 @@ def statuses(batch: GspoBatch) -> list[str]:
     return [str(group.status) for group in batch.groups]
 
 
-async def test_groups_of_an_update_are_named_and_chosen_by_the_plan_alone() -> None:
+async def test_names_and_tasks_of_an_updates_groups_depend_only_on_the_plan() -> None:
     runs: list[list[tuple[str, str]]] = [[], []]
     for ran in runs:
         async with collector_of(groups_that({}, ran)) as collector:
@@ -77,7 +77,7 @@ async def test_groups_of_an_update_are_named_and_chosen_by_the_plan_alone() -> N
     assert [len(batch.trajectories) for batch in batches] == [4, 4, 4]
 
 
-async def test_a_group_that_teaches_nothing_is_skipped_and_stays_on_record() -> None:
+async def test_a_group_without_signal_is_skipped_and_recorded() -> None:
     first, second = order_of(0, 2)
     ran: list[tuple[str, str]] = []
     batch = await collector_of(groups_that({first: equal, second: faulty}, ran)).collect(0)
@@ -87,7 +87,7 @@ async def test_a_group_that_teaches_nothing_is_skipped_and_stays_on_record() -> 
     assert batch.num_groups(GroupStatus.ZERO_VARIANCE) == 1
 
 
-async def test_another_tasks_group_takes_the_place_of_one_that_teaches_nothing() -> None:
+async def test_a_group_of_another_task_replaces_a_group_without_signal() -> None:
     first, _, third, _ = order_of(0, 4)
     ran: list[tuple[str, str]] = []
     batch = await collector_of(groups_that({first: equal, third: faulty}, ran), zero_variance="top_up").collect(0)
@@ -105,7 +105,7 @@ async def test_top_ups_end_at_their_limit() -> None:
     assert batch.trajectories == ()
 
 
-async def test_more_top_ups_than_tasks_come_back_to_tasks_that_were_tried() -> None:
+async def test_with_more_top_ups_than_tasks_the_tasks_are_tried_again() -> None:
     ran: list[tuple[str, str]] = []
     ends = {task.task_id: equal for task in TASKS}
     await collector_of(groups_that(ends, ran), zero_variance="top_up", max_top_ups=8).collect(0)
@@ -151,7 +151,7 @@ async def test_an_update_that_will_be_held_is_not_topped_up_and_runs_the_same_gr
     assert builder.given_back == [(0, 0)]
 
 
-def test_a_row_of_nothing_but_faults_ends_the_run_and_says_which_side_is_down() -> None:
+def test_a_series_of_only_faults_ends_the_run_and_the_error_says_which_side_is_down() -> None:
     watch = FaultWatch(3)
     for outcome in (Outcome.POLICY_FAULT, Outcome.POLICY_FAULT, Outcome.SUCCESS, Outcome.ENV_FAULT, Outcome.ENV_FAULT):
         watch(make_ended(outcome=outcome))
@@ -170,7 +170,7 @@ def test_a_grader_that_faults_and_a_slow_policy_do_not_end_the_run() -> None:
         watch(make_ended(outcome=Outcome.TIMEOUT))
 
 
-def test_services_that_have_worked_may_come_back_where_updates_can_be_held() -> None:
+def test_faults_of_services_that_have_worked_do_not_end_a_run_whose_updates_can_be_held() -> None:
     watch = FaultWatch(2, can_hold=True)
     watch(make_ended(outcome=Outcome.ENV_FAULT))
     watch(make_ended(outcome=Outcome.FAILURE))

@@ -1,4 +1,4 @@
-"""Addresses that stand for several env servers: a host name, and the servers of a Ray cluster."""
+"""Addresses that name several env servers: a host name, and the servers of a Ray cluster."""
 
 import sys
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from osworld_pipeline.errors import EnvServerError
 from osworld_pipeline.rollout.env_addresses import RAY_NAMESPACE, lookup_of, split_addresses
 
 
-def test_the_url_of_a_server_stands_for_itself() -> None:
+def test_the_url_of_a_server_needs_no_lookup() -> None:
     assert lookup_of("http://one:8100") is None
     assert lookup_of("https://one.example/desktops") is None
 
 
-async def test_a_host_name_stands_for_each_of_its_addresses() -> None:
+async def test_a_host_name_gives_the_url_of_each_of_its_addresses() -> None:
     async def resolve(host: str, port: int) -> Sequence[str]:
         return ["10.0.0.1", "fd00::2"]
 
@@ -24,7 +24,9 @@ async def test_a_host_name_stands_for_each_of_its_addresses() -> None:
     assert await look_up() == ["http://10.0.0.1:8100", "http://[fd00::2]:8100"]
 
 
-async def test_the_servers_of_a_cluster_are_asked_of_the_actor_that_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_servers_of_a_ray_cluster_are_read_from_the_actor_that_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class RayError(Exception):
         pass
 
@@ -49,7 +51,7 @@ async def test_the_servers_of_a_cluster_are_asked_of_the_actor_that_keeps_them(m
         await other()
 
 
-def test_addresses_are_given_one_by_one_or_by_commas_and_count_once() -> None:
+def test_addresses_are_listed_or_separated_by_commas_and_duplicates_count_once() -> None:
     assert split_addresses("http://a:1/, http://b:1,") == ("http://a:1", "http://b:1")
     assert split_addresses(["http://a:1", "http://b:1,http://a:1"]) == ("http://a:1", "http://b:1")
     assert split_addresses([]) == ()

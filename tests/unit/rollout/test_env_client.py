@@ -1,5 +1,5 @@
-"""The env client against a scripted transport: every answer of a server has one meaning, and nothing is sent twice that
-could act twice."""
+"""The env client against a scripted transport: every answer of a server has one meaning, and a request that could act
+twice is never sent twice."""
 
 import asyncio
 import base64
@@ -44,7 +44,7 @@ Answers = dict[str, list[Any]]
 
 
 class ScriptedServer:
-    """Answers each path with its responses in turn, the last one for ever; keeps what it was sent."""
+    """Answers each path with its responses in turn and then repeats the last one. It keeps the requests."""
 
     def __init__(self, answers: Answers) -> None:
         self.answers = {path: list(responses) for path, responses in answers.items()}
@@ -158,7 +158,7 @@ async def test_a_reset_names_the_id_under_which_the_episode_will_be_stored(conne
     assert server.requests[0][1]["record_id"] == "stage-u0000-g00-s00"
 
 
-async def test_an_adaptive_pause_is_asked_for_with_every_step(connect: Any, task: Task) -> None:
+async def test_an_adaptive_pause_is_requested_with_every_step(connect: Any, task: Task) -> None:
     client, server = connect({"/step": [SCREEN]}, settle="adaptive")
     async with client:
         desktop = client.desktop()
@@ -184,7 +184,7 @@ async def test_episodes_go_to_the_servers_in_turn(connect: Any, task: Task) -> N
     assert hosts == ["one", "two", "one", "two"]
 
 
-async def test_a_full_server_is_asked_again_as_soon_as_it_said(connect: Any, task: Task) -> None:
+async def test_a_full_server_is_asked_again_after_the_time_in_its_answer(connect: Any, task: Task) -> None:
     busy = failure(503, "no free replica", "no_capacity", **{"Retry-After": "0.1"})
     client, server = connect({"/reset": [busy, busy, RESET]})
     async with client:
@@ -200,7 +200,7 @@ async def test_a_server_that_stays_full_is_given_up_within_the_limit(connect: An
             await asyncio.wait_for(client.desktop().reset(task), timeout=3)
 
 
-async def test_a_reset_waits_as_long_as_desktops_of_the_client_become_free(connect: Any, task: Task) -> None:
+async def test_a_reset_keeps_waiting_while_desktops_of_the_client_become_free(connect: Any, task: Task) -> None:
     busy = failure(503, "4 in the queue", "no_capacity", **{"Retry-After": "0.1"})
     client, server = connect({"/reset": [RESET, busy]}, capacity_s=2.0)
     async with client:
@@ -233,7 +233,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
         ("/evaluate", lambda desktop: desktop.score(), EvaluatorError),
     ],
 )
-async def test_a_call_of_a_server_that_was_lost_is_given_up_long_before_its_time_limit(
+async def test_a_call_to_a_lost_server_is_given_up_long_before_its_time_limit(
     connect: Any, task: Task, quick_looks: None, path: str, call: Any, error: type[Exception]
 ) -> None:
     client, _ = connect({path: [never], "/health": [httpx.ConnectTimeout("no route")]})
@@ -244,7 +244,7 @@ async def test_a_call_of_a_server_that_was_lost_is_given_up_long_before_its_time
             await asyncio.wait_for(call(desktop), timeout=3)
 
 
-async def test_a_server_that_is_only_slow_to_say_how_it_is_keeps_its_episodes(
+async def test_a_server_that_is_only_slow_to_answer_health_checks_keeps_its_episodes(
     connect: Any, task: Task, quick_looks: None
 ) -> None:
     async def slow() -> httpx.Response:
@@ -260,7 +260,7 @@ async def test_a_server_that_is_only_slow_to_say_how_it_is_keeps_its_episodes(
     assert server.paths().count("/step") == 4
 
 
-async def test_a_host_that_drops_packets_is_given_up_within_the_limit_of_connecting() -> None:
+async def test_a_host_that_drops_packets_is_given_up_within_the_connect_timeout() -> None:
     with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
@@ -275,7 +275,9 @@ async def test_a_host_that_drops_packets_is_given_up_within_the_limit_of_connect
     assert time.monotonic() - began < 3
 
 
-async def test_an_unreachable_server_names_its_address_and_the_way_out(connect: Any, task: Task) -> None:
+async def test_the_error_of_an_unreachable_server_names_its_address_and_the_command_to_start_one(
+    connect: Any, task: Task
+) -> None:
     client, _ = connect({"/reset": [httpx.ConnectError("refused")]}, capacity_s=0.1)
     async with client:
         with pytest.raises(
@@ -284,7 +286,7 @@ async def test_an_unreachable_server_names_its_address_and_the_way_out(connect: 
             await client.desktop().reset(task)
 
 
-async def test_a_reset_moves_on_to_a_server_that_lives_without_a_wait(connect: Any, task: Task) -> None:
+async def test_a_reset_moves_on_to_a_running_server_without_a_wait(connect: Any, task: Task) -> None:
     client, server = connect({"/reset": [httpx.ConnectError("refused"), RESET]}, urls="http://one:1,http://two:1")
     async with client:
         await asyncio.wait_for(client.desktop().reset(task), timeout=0.15)
@@ -292,7 +294,7 @@ async def test_a_reset_moves_on_to_a_server_that_lives_without_a_wait(connect: A
     assert [httpx.URL(url).host for url, _ in server.requests] == ["one", "two", "two"]
 
 
-async def test_of_several_full_servers_each_is_asked_before_the_client_waits(connect: Any, task: Task) -> None:
+async def test_each_of_several_full_servers_is_asked_before_the_client_waits(connect: Any, task: Task) -> None:
     busy = failure(503, "no free replica", "no_capacity", **{"Retry-After": "1"})
     client, server = connect({"/reset": [busy, busy, busy, RESET]}, urls="http://one:1,http://two:1,http://three:1")
     async with client:
@@ -302,7 +304,7 @@ async def test_of_several_full_servers_each_is_asked_before_the_client_waits(con
     assert 0.7 <= time.monotonic() - started < 1.6, "one wait, as long as the servers said"
 
 
-async def test_only_a_reset_at_one_of_several_servers_asks_for_a_short_queue(connect: Any, task: Task) -> None:
+async def test_a_reset_requests_a_short_queue_only_where_there_are_several_servers(connect: Any, task: Task) -> None:
     for urls, is_short in (("http://one:1,http://two:1", True), ("http://one:1", False)):
         client, server = connect({}, urls=urls)
         async with client:
@@ -335,7 +337,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("path", "answer", "error_class", "message"), FAILURES)
-async def test_a_failed_call_is_sent_once_and_raises_what_it_stands_for(
+async def test_a_failed_call_is_sent_once_and_raises_the_matching_error(
     connect: Any, task: Task, path: str, answer: Any, error_class: type[Exception], message: str
 ) -> None:
     client, server = connect({path: [answer]})
@@ -356,7 +358,9 @@ LOST = [httpx.ReadError("reset by peer"), httpx.ReadTimeout("slow"), httpx.Respo
 
 
 @pytest.mark.parametrize("lost", LOST, ids=["broken", "timeout", "gateway"])
-async def test_a_lost_answer_is_asked_for_again_under_the_same_number(connect: Any, task: Task, lost: Any) -> None:
+async def test_a_request_whose_answer_was_lost_is_sent_again_with_the_same_number(
+    connect: Any, task: Task, lost: Any
+) -> None:
     client, server = connect({"/reset": [OURS], "/step": [SCREEN, lost, SCREEN], "/evaluate": [lost, {"reward": 1.0}]})
     async with client:
         desktop = client.desktop()
@@ -382,7 +386,7 @@ async def test_an_answer_that_stays_lost_is_given_up_within_the_limit(connect: A
     assert 2 <= server.paths().count("/step") <= 4
 
 
-async def test_a_fault_that_was_answered_is_not_asked_for_again(connect: Any, task: Task) -> None:
+async def test_a_request_that_was_answered_with_a_fault_is_not_sent_again(connect: Any, task: Task) -> None:
     client, server = connect({"/reset": [OURS], "/step": [failure(500, "Xvfb died", "env_fault")]})
     async with client:
         desktop = client.desktop()
@@ -392,7 +396,7 @@ async def test_a_fault_that_was_answered_is_not_asked_for_again(connect: Any, ta
     assert server.paths() == ["/reset", "/step"]
 
 
-async def test_a_refused_action_leaves_its_number_to_the_next(connect: Any, task: Task) -> None:
+async def test_the_next_action_uses_the_number_of_a_refused_action(connect: Any, task: Task) -> None:
     client, server = connect({"/reset": [OURS], "/step": [failure(400, "unknown", "client_error"), SCREEN]})
     async with client:
         desktop = client.desktop()
@@ -403,7 +407,7 @@ async def test_a_refused_action_leaves_its_number_to_the_next(connect: Any, task
     assert [body["step"] for _, body in server.requests[1:]] == [1, 1]
 
 
-async def test_a_lost_reset_is_sent_again_under_the_same_name_where_the_server_knows_names(
+async def test_a_lost_reset_is_sent_again_with_the_same_request_id_if_the_server_supports_request_ids(
     connect: Any, task: Task
 ) -> None:
     client, server = connect({"/reset": [httpx.ReadError("reset by peer"), OURS], "/health": [HEALTH]})
@@ -416,7 +420,9 @@ async def test_a_lost_reset_is_sent_again_under_the_same_name_where_the_server_k
 
 
 @pytest.mark.parametrize("health", [{"status": "ok", "episodes": 1}, httpx.ConnectError("refused")])
-async def test_a_lost_reset_is_not_sent_again_to_any_other_server(connect: Any, task: Task, health: Any) -> None:
+async def test_a_lost_reset_is_not_sent_again_if_the_server_does_not_support_request_ids(
+    connect: Any, task: Task, health: Any
+) -> None:
     client, server = connect({"/reset": [httpx.ReadError("reset by peer")], "/health": [health]})
     async with client:
         with pytest.raises(ReplicaError, match="broke"):
@@ -444,7 +450,7 @@ async def test_a_reset_that_failed_for_good_is_not_repeated(
     assert server.paths() == ["/reset"]
 
 
-async def test_a_reset_that_is_cancelled_gives_its_replica_back(connect: Any, task: Task) -> None:
+async def test_a_cancelled_reset_releases_its_replica(connect: Any, task: Task) -> None:
     async def slow() -> httpx.Response:
         await asyncio.sleep(0.2)
         return httpx.Response(200, json=RESET)
@@ -499,7 +505,7 @@ async def test_an_episode_that_could_not_be_closed_is_closed_once_its_server_ans
     assert [body for url, body in server.requests if url.endswith("/close")] == [{"episode_id": "e1"}] * 2
 
 
-async def test_a_refused_token_has_ended_or_is_wrong(connect, task: Task) -> None:
+async def test_the_error_of_a_refused_token_says_whether_it_has_ended_or_is_wrong(connect, task: Task) -> None:
     for sentence, kind, match in (
         (f"{ENDED}: launch the run again", TokenEndedError, "launch the run again"),
         ("the token is missing or wrong", EnvServerError, "set ENV_SERVER_TOKEN"),

@@ -1,4 +1,4 @@
-"""Which env server gets the next episode, while servers come, fill up, drain, go, and differ."""
+"""Which env server gets the next episode while servers join, fill up, drain, leave and differ."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ def chosen(fleet: EnvFleet, number: int) -> Counter[str]:
     return Counter(fleet.choose().url for _ in range(number))
 
 
-async def test_episodes_go_where_most_desktops_are_free() -> None:
+async def test_episodes_go_to_the_server_with_the_most_free_desktops() -> None:
     fleet = EnvFleet([A, B, C], Servers(a=8, b=2, c=0))
     await fleet.look()
     assert chosen(fleet, 6) == {A: 6}
@@ -80,7 +80,7 @@ async def test_an_episode_that_is_over_frees_its_desktop_at_once() -> None:
     assert fleet.servers[0].free == 8, "never more than it has"
 
 
-async def test_what_waits_for_a_desktop_goes_on_as_soon_as_one_is_free() -> None:
+async def test_a_wait_for_a_desktop_ends_as_soon_as_one_is_free() -> None:
     servers = Servers(a=0)
     fleet = EnvFleet([A, B], servers)
     await fleet.look()
@@ -114,7 +114,7 @@ async def test_a_run_without_any_server_that_answers_is_refused_with_the_names_o
         await EnvFleet([A, B], Servers()).open()
 
 
-async def test_a_draining_server_gets_no_episode_and_a_lost_one_neither_while_another_answers() -> None:
+async def test_neither_a_draining_nor_a_lost_server_gets_an_episode_while_another_one_answers() -> None:
     servers = Servers(a=8, b=8, c=1)
     servers.draining.add(B)
     fleet = EnvFleet([A, B, C], servers)
@@ -127,7 +127,7 @@ async def test_a_draining_server_gets_no_episode_and_a_lost_one_neither_while_an
     assert chosen(fleet, 2) == {A: 2}, "it answers again"
 
 
-async def test_a_server_that_is_down_is_connected_anew_soon() -> None:
+async def test_a_server_that_is_down_is_reconnected_soon() -> None:
     limits: list[float | None] = []
 
     class Limited(Servers):
@@ -236,7 +236,7 @@ async def test_a_refused_server_that_is_repaired_is_used() -> None:
     assert chosen(fleet, 3) == {B: 3}
 
 
-async def test_servers_of_a_name_come_and_go_with_its_addresses(caplog: pytest.LogCaptureFixture) -> None:
+async def test_servers_of_a_host_name_join_and_leave_with_its_addresses(caplog: pytest.LogCaptureFixture) -> None:
     addresses: list[Sequence[str] | OSError] = [["10.0.0.1"]]
 
     async def resolve(host: str, port: int) -> Sequence[str]:
@@ -269,7 +269,9 @@ async def test_servers_of_a_name_come_and_go_with_its_addresses(caplog: pytest.L
     await fleet.close()
 
 
-async def test_a_server_that_does_not_answer_delays_no_look_at_one_that_joins(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_does_not_answer_does_not_delay_the_check_of_one_that_joins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)
     addresses = ["10.0.0.1"]
 
@@ -299,7 +301,9 @@ async def test_a_server_that_does_not_answer_delays_no_look_at_one_that_joins(mo
     await fleet.close()
 
 
-async def test_a_defect_of_a_look_ends_the_program_that_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_in_a_background_check_is_raised_where_a_server_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)
 
     class Broken(Servers):
@@ -324,7 +328,7 @@ async def until(is_so: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize(("address", "is_over"), [("dns+http://desktops.local:8100", False), ("ray+http://f", True)])
-async def test_calls_are_given_up_at_a_server_that_ended_and_not_at_one_that_drains(
+async def test_calls_to_a_server_that_ended_are_given_up_and_calls_to_a_draining_server_are_not(
     monkeypatch: pytest.MonkeyPatch, address: str, is_over: bool
 ) -> None:
     found = [A, B]
@@ -348,7 +352,7 @@ async def test_calls_are_given_up_at_a_server_that_ended_and_not_at_one_that_dra
     assert not silence.is_set(), "it is back"
 
 
-async def test_a_name_gets_some_time_to_have_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_name_gets_some_time_to_resolve_to_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)
     monkeypatch.setattr(env_fleet, "NAME_LIMIT_S", 0.5)
     asked: list[str] = []
@@ -382,12 +386,12 @@ async def test_a_single_server_that_comes_back_with_another_image_is_noticed(mon
 
 
 @pytest.mark.parametrize("address", ["dns+https://name:1", "dns+http://name", "dns+http://:1", "dns+http://a:b"])
-def test_a_name_needs_a_port_and_has_no_tls(address: str) -> None:
+def test_a_host_name_needs_a_port_and_has_no_tls(address: str) -> None:
     with pytest.raises(EnvServerError, match=r"must be dns\+http://NAME:PORT"):
         EnvFleet([address], Servers())
 
 
-async def test_servers_are_looked_at_again_and_again_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_servers_are_checked_repeatedly_until_the_fleet_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env_fleet, "LOOK_INTERVAL_S", 0.01)
     servers = Servers(a=8)
     fleet = EnvFleet([A, B], servers)
@@ -402,7 +406,7 @@ async def test_servers_are_looked_at_again_and_again_until_the_end(monkeypatch: 
     assert fleet.choose().url == B
 
 
-async def test_a_server_that_does_not_answer_in_time_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_does_not_answer_in_time_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck(Servers):
         async def health_of(self, base_url: str, *, connect_s: float | None = None) -> HealthAnswer:
             if base_url == A:
@@ -416,7 +420,7 @@ async def test_a_server_that_does_not_answer_in_time_is_passed_over(monkeypatch:
     assert chosen(fleet, 3) == {B: 3}
 
 
-async def test_a_defect_that_ends_the_looks_at_the_servers_reaches_the_next_episode(
+async def test_an_error_that_ends_the_background_checks_is_raised_for_the_next_episode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Defective(Servers):

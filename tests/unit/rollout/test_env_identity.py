@@ -1,4 +1,4 @@
-"""The desktop image and grader that env servers report: the grounds on which a score holds."""
+"""The desktop image and grader that env servers report: a score is valid only for them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ async def test_each_server_reports_its_image_and_its_grader() -> None:
             await client.connect()
 
 
-async def test_a_server_of_another_make_reports_nothing_and_every_score_counts() -> None:
+async def test_a_server_of_another_implementation_reports_nothing_and_every_score_counts() -> None:
     async with client_of("http://a:1", server=lambda request: httpx.Response(404, json={})) as client:
         await client.connect()
         assert client.fleet.grounds() is None
@@ -54,7 +54,7 @@ async def test_a_server_that_reports_no_protocol_has_that_of_the_only_version_wi
 
 
 @pytest.mark.parametrize("protocol", [None, "1", True, 1.5])
-async def test_a_protocol_that_is_no_number_is_refused(protocol: object) -> None:
+async def test_a_protocol_that_is_not_a_number_is_refused(protocol: object) -> None:
     strange = {**OURS, "protocol": protocol}
     async with client_of("http://a:1", server=lambda request: httpx.Response(200, json=strange)) as client:
         with pytest.raises(EnvServerError, match="http://a:1/v1/server reports the protocol"):

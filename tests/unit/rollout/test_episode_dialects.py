@@ -1,4 +1,4 @@
-"""Episodes in every dialect, in windows and without screenshots: what is said is done, and what was seen is trained."""
+"""Episodes in every dialect, in windows and without screenshots: actions are run, shown screenshots are trained on."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,7 +22,7 @@ def with_agent(settings: EpisodeSettings, **changes: Any) -> EpisodeSettings:
 @pytest.mark.parametrize(
     ("dialect", "space", "answers", "commands"),
     [
-        # A screen of 64x64 pixels; thousandths and shares of it are put on the screen.
+        # The screen has 64x64 pixels. Thousandths and fractions of it are converted to pixels.
         ("slime", "thousand", ['{"action":"left_click","coordinate":[500,250]}'], ["pyautogui.click(32, 16)"]),
         ("slime", "unit", ['{"action":"left_click","coordinate":[0.5,0.25]}'], ["pyautogui.click(32, 16)"]),
         ("osgym", "dialect", ["<|action_start|>click(500,250)<|action_end|>"], ["pyautogui.click(32, 16)"]),
@@ -35,7 +35,7 @@ def with_agent(settings: EpisodeSettings, **changes: Any) -> EpisodeSettings:
         ),
     ],
 )
-async def test_what_a_dialect_says_is_done_on_the_screen(
+async def test_the_actions_of_a_dialect_are_executed_on_the_screen(
     dialect: str,
     space: str,
     answers: list[str],

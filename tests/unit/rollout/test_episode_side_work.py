@@ -1,5 +1,5 @@
-"""What an episode does beside talking to model and desktop: it is done while the model thinks, it is never lost, and a
-server that dies under an episode is no reason to give the episode up."""
+"""The work of an episode other than calls to model and desktop: it is done while the model generates and is never lost.
+A server that dies during an episode does not end the episode."""
 
 import threading
 from collections.abc import Callable
@@ -23,7 +23,7 @@ DONE = DIALECT.format("Finish", {"action": "terminate", "status": "success"})
 
 
 class WaitingSink:
-    """Stores nothing before the model has been asked; `error` is what the disk says then."""
+    """Stores nothing before the model has been asked, and then raises `error` if there is one."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.is_asked = threading.Event()
@@ -64,7 +64,7 @@ async def test_the_model_does_not_wait_for_the_disk_and_every_image_is_stored_in
 
 
 @pytest.mark.parametrize("answers", [[TYPE, DONE], [EngineError("out of memory")]])
-async def test_a_full_disk_ends_the_run_whatever_the_model_does(
+async def test_a_full_disk_ends_the_run_for_any_behaviour_of_the_model(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any, answers: list[Any]
 ) -> None:
     sink, desktop = WaitingSink(StoreError("no disk space left")), fake_desktop()
@@ -75,7 +75,7 @@ async def test_a_full_disk_ends_the_run_whatever_the_model_does(
     assert desktop.is_closed
 
 
-async def test_a_server_that_dies_under_an_episode_is_left_for_another_one(
+async def test_an_episode_whose_server_dies_is_run_again_on_another_server(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     gone = fake_desktop(faults={"act": UnreachableError("no env server answers at a")}, replica_id="a")
@@ -85,7 +85,7 @@ async def test_a_server_that_dies_under_an_episode_is_left_for_another_one(
     assert episode.earlier_faults == ("env_fault on a: no env server answers at a",)
 
 
-async def test_a_server_that_was_never_there_is_not_asked_again(
+async def test_a_server_that_was_never_reachable_is_not_asked_again(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     absent = fake_desktop(faults={"reset": UnreachableError("no env server answers at a")})
@@ -93,7 +93,7 @@ async def test_a_server_that_was_never_there_is_not_asked_again(
     assert (episode.outcome, episode.attempt) == (Outcome.ENV_FAULT, 0)
 
 
-async def test_an_engine_of_words_needs_no_renderer_and_leaves_no_tokens(
+async def test_an_engine_with_a_chat_api_needs_no_renderer_and_leaves_no_tokens(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     class Words:

@@ -1,4 +1,4 @@
-"""From scored groups to what an update trains on: raw rewards call replay in, shaped rewards make the advantages."""
+"""From scored groups to the batch of an update: raw rewards decide on replay, shaped rewards give the advantages."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -109,12 +109,12 @@ def test_a_row_that_joins_two_groups_is_two_episodes_for_the_trainer(batch_of: C
     assert replayed == ["g/replay:row-of-the-buffer", "h/replay:row-of-the-buffer"]
 
 
-def test_shaped_reward_alone_never_keeps_replay_away(batch_of: Callable[..., GspoBatch]) -> None:
+def test_a_shaped_reward_alone_never_prevents_replay(batch_of: Callable[..., GspoBatch]) -> None:
     batch = batch_of(episode("a", task_reward=0, shaped=0.9), episode("b", task_reward=0, shaped=0.2))
     assert len(batch.injections) == 1
 
 
-def test_one_raw_success_keeps_replay_away(batch_of: Callable[..., GspoBatch]) -> None:
+def test_one_raw_success_prevents_replay(batch_of: Callable[..., GspoBatch]) -> None:
     success = episode("a", task_reward=1, shaped=1.0, outcome=Outcome.SUCCESS)
     batch = batch_of(success, episode("b", task_reward=0, shaped=0.0))
     assert batch.injections == ()
@@ -166,13 +166,13 @@ def test_a_group_with_too_few_valid_episodes_is_dropped_with_the_reason_and_gets
         assert "episodes are valid, 2 are needed; the last fault was env_fault: the desktop died" in group.reason
 
 
-def test_a_fault_is_no_sample(batch_of: Callable[..., GspoBatch]) -> None:
+def test_a_fault_is_not_a_sample(batch_of: Callable[..., GspoBatch]) -> None:
     fault = episode("a", task_reward=0, shaped=0, outcome=Outcome.ENV_FAULT)
     batch = batch_of(fault, episode("b", task_reward=0, shaped=0.3), episode("c", task_reward=0, shaped=0.1))
     assert [trajectory.trajectory_id for trajectory in batch.trajectories] == ["b", "c", "g/replay:row-of-the-buffer"]
 
 
-def test_each_episode_carries_the_advantage_that_its_update_trains_it_with(batch_of: Callable[..., GspoBatch]) -> None:
+def test_each_episode_has_the_advantage_that_its_update_uses_to_train_on_it(batch_of: Callable[..., GspoBatch]) -> None:
     fault = episode("a", task_reward=0, shaped=0, outcome=Outcome.ENV_FAULT)
     batch = batch_of(fault, episode("b", task_reward=0, shaped=0.3), episode("c", task_reward=0, shaped=0.1))
     by_episode = {one.trajectory_id: one.advantage for one in batch.trajectories}
@@ -209,7 +209,7 @@ PARTLY = [episode("a", task_reward=0.6, shaped=0.61), episode("b", task_reward=0
 
 
 @pytest.mark.parametrize("episodes", [SUCCEEDED, PARTLY], ids=["all succeeded", "equal partial credit"])
-def test_the_grader_decides_whether_a_group_without_replay_is_trained_on_unless_the_recipe_says_shaped(
+def test_the_graders_rewards_decide_if_a_group_without_replay_trains_unless_the_signal_is_shaped(
     batch_of: Callable[..., GspoBatch], episodes: Sequence[Episode]
 ) -> None:
     by_grader = batch_of(*episodes)
@@ -227,7 +227,7 @@ def test_replay_joins_a_group_of_equal_partial_credit_under_the_threshold(batch_
     assert batch.groups[0].status is GroupStatus.TRAINED
 
 
-def test_differing_partial_credit_is_trained_on_over_shaped_rewards(batch_of: Callable[..., GspoBatch]) -> None:
+def test_differing_partial_credit_is_trained_on_with_shaped_rewards(batch_of: Callable[..., GspoBatch]) -> None:
     batch = batch_of(episode("a", task_reward=0.6, shaped=0.9), episode("b", task_reward=0.7, shaped=0.8))
     assert [trajectory.advantage for trajectory in batch.trajectories] == pytest.approx([0.7071, -0.7071], 1e-3)
 
@@ -238,7 +238,7 @@ def test_a_row_whose_image_is_damaged_is_skipped(batch_of: Callable[..., GspoBat
     assert [skipped.row_id for skipped in batch.skipped] == ["row-of-the-buffer"]
 
 
-def test_injections_of_an_update_are_limited_over_all_the_groups_that_are_judged_for_it(
+def test_injections_of_an_update_are_limited_across_all_groups_that_are_considered_for_it(
     tmp_path: Path, renderer: Renderer, noise_png: Callable[[int, int, int], bytes]
 ) -> None:
     image, state = noise_png(64, 64, 1), StateDir(tmp_path)

@@ -27,7 +27,7 @@ async def _get(fake: FakeSglang, *, timeout_s: float = 5.0, token: str | None = 
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-async def test_a_status_that_passes_may_be_tried_again(fake: FakeSglang, status: int) -> None:
+async def test_a_request_with_a_transient_status_may_be_retried(fake: FakeSglang, status: int) -> None:
     fake.instead[PATH] = [Answer(status=status, body=b'{"error": {"message": "come back"}}')]
     with pytest.raises(TransientError, match=f"{status}: come back"):
         await _get(fake)
@@ -41,20 +41,20 @@ async def test_a_request_that_was_refused_is_not_tried_again(fake: FakeSglang, s
     assert not isinstance(caught.value, TransientError)
 
 
-async def test_half_an_answer_is_none(fake: FakeSglang) -> None:
+async def test_a_truncated_answer_is_a_transient_error(fake: FakeSglang) -> None:
     fake.instead[PATH] = [Answer(body=b'{"model_path": "x"}', is_dropped=True)]
     with pytest.raises(TransientError, match="broke"):
         await _get(fake)
 
 
-async def test_an_answer_that_is_no_json_object_may_be_tried_again(fake: FakeSglang) -> None:
+async def test_a_request_whose_answer_is_not_a_json_object_may_be_retried(fake: FakeSglang) -> None:
     fake.instead[PATH] = [Answer(body=b"<html>"), Answer(body=b"[1]")]
     for _ in range(2):
         with pytest.raises(TransientError, match="did not answer with a JSON object"):
             await _get(fake)
 
 
-async def test_silence_ends_at_the_limit(fake: FakeSglang) -> None:
+async def test_a_request_without_an_answer_ends_at_the_limit(fake: FakeSglang) -> None:
     fake.instead[PATH] = [Answer(is_silent=True)]
     start = time.monotonic()
     with pytest.raises(TransientError, match=r"did not answer within 0\.2 s"):
@@ -62,14 +62,14 @@ async def test_silence_ends_at_the_limit(fake: FakeSglang) -> None:
     assert time.monotonic() - start < 5
 
 
-async def test_nothing_listening_is_said_so() -> None:
+async def test_the_error_says_if_no_server_listens() -> None:
     with serving(FakeSglang(reply=(1,), image_id=0)) as gone:
         pass
     with pytest.raises(TransientError, match="no server answers at"):
         await _get(gone)
 
 
-async def test_a_server_s_own_waiting_time_is_kept_to(fake: FakeSglang) -> None:
+async def test_a_retry_waits_for_the_time_that_the_server_names(fake: FakeSglang) -> None:
     fake.instead[PATH] = [Answer(status=429, headers=(("Retry-After", "0.3"),))]
     client = JsonClient()
     start = time.monotonic()
@@ -78,7 +78,7 @@ async def test_a_server_s_own_waiting_time_is_kept_to(fake: FakeSglang) -> None:
     await client.close()
 
 
-async def test_a_waiting_time_beyond_the_budget_ends_it_at_once(fake: FakeSglang) -> None:
+async def test_a_waiting_time_beyond_the_budget_ends_the_call_at_once(fake: FakeSglang) -> None:
     fake.instead[PATH] = [Answer(status=503, headers=(("Retry-After", "Wed, 21 Oct 2099 07:28:00 GMT"),))]
     client = JsonClient()
     start = time.monotonic()
@@ -126,7 +126,7 @@ async def test_cancelling_ends_a_call_that_waits(fake: FakeSglang) -> None:
         await task
 
 
-async def test_the_token_travels_and_is_never_told(fake: FakeSglang, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_token_is_sent_and_never_shown(fake: FakeSglang, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     secret = "sk-very-secret"
     fake.instead[PATH] = [

@@ -1,4 +1,4 @@
-"""What episodes need is opened once for all of them, and nothing is left of an episode but its record."""
+"""Resources of episodes are opened once for all of them, and an episode leaves only its record."""
 
 import shutil
 import threading
@@ -33,12 +33,12 @@ async def test_many_episodes_leave_no_threads_and_no_second_processor(
     folder = tmp_path / "checkpoint"
     shutil.copytree(tiny_folder, folder)
     renderer = Renderer(load_processor(folder))
-    shutil.rmtree(folder)  # whoever would load it again, finds none
+    shutil.rmtree(folder)  # a second load fails
     tools = replace(make_tools([fake_desktop() for _ in range(NUM_EPISODES)], [DONE]), renderer=renderer)
     plan = GroupPlan(stage_key="s", update=0, group_size=4, checkpoint_id="c", sampling=sampling)
     before = threading.active_count()
     groups = await run_groups([task] * (NUM_EPISODES // 4), plan, tools=tools, settings=settings)
     outcomes = [episode.outcome for group in groups for episode in group.episodes]
     assert outcomes == [Outcome.SUCCESS] * NUM_EPISODES
-    # The loop's own threads, of which there are a few more than cores, serve all of them.
+    # All of them share the loop's own threads, of which there are a few more than cores.
     assert threading.active_count() - before < NUM_EPISODES / 2

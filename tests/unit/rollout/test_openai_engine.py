@@ -62,7 +62,7 @@ def completion(text: str | None, *, finish_reason: str = "stop", **choice: Any) 
     }
 
 
-async def test_a_conversation_goes_out_with_its_pictures_before_its_words(fake: FakeSglang) -> None:
+async def test_a_conversation_is_sent_with_its_images_before_its_text(fake: FakeSglang) -> None:
     fake.bodies = [completion("Done.")]
     async with engine_of(fake) as engine:
         result = await engine.generate(request_of())
@@ -88,21 +88,21 @@ async def test_a_refusal_is_the_model_s_answer(fake: FakeSglang) -> None:
         assert (await engine.generate(request_of())).text == "I cannot help with that."
 
 
-async def test_a_content_filter_is_an_answer_without_words(fake: FakeSglang) -> None:
+async def test_a_content_filter_gives_an_empty_answer(fake: FakeSglang) -> None:
     fake.bodies = [completion(None, finish_reason="content_filter")]
     async with engine_of(fake) as engine:
         result = await engine.generate(request_of())
     assert (result.text, result.finish_reason) == ("", "content_filter")
 
 
-async def test_an_answer_cut_by_its_limit_says_so(fake: FakeSglang) -> None:
+async def test_an_answer_that_is_cut_at_its_limit_has_the_finish_reason_length(fake: FakeSglang) -> None:
     fake.bodies = [completion("<tool_call> and so", finish_reason="length")]
     async with engine_of(fake) as engine:
         result = await engine.generate(request_of())
     assert (result.text, result.finish_reason) == ("<tool_call> and so", "length")
 
 
-async def test_too_many_requests_are_waited_out(fake: FakeSglang) -> None:
+async def test_the_engine_waits_after_too_many_requests(fake: FakeSglang) -> None:
     fake.instead[PATH] = [Answer(status=429, headers=(("Retry-After", "0.05"),))] * 2
     fake.bodies = [completion("Done.")]
     async with engine_of(fake) as engine:
@@ -110,7 +110,7 @@ async def test_too_many_requests_are_waited_out(fake: FakeSglang) -> None:
     assert len(fake.calls) == 3
 
 
-async def test_a_model_that_knows_the_limit_under_another_name_is_asked_by_that(fake: FakeSglang) -> None:
+async def test_the_token_limit_is_sent_under_the_other_name_if_the_model_requires_it(fake: FakeSglang) -> None:
     sentence = b'{"error": {"message": "Unsupported parameter: use \'max_completion_tokens\' instead."}}'
     fake.instead[PATH] = [Answer(status=400, body=sentence)]
     fake.bodies = [completion("Done."), completion("Done.")]
@@ -120,7 +120,7 @@ async def test_a_model_that_knows_the_limit_under_another_name_is_asked_by_that(
     assert [("max_completion_tokens" in body) for body in fake.requests(PATH)] == [False, True, True]
 
 
-async def test_a_refused_token_is_never_told(fake: FakeSglang, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_token_is_never_shown(fake: FakeSglang, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     fake.instead[PATH] = [Answer(status=401, body=b'{"error": "bad key sk-secret"}')]
     async with engine_of(fake, token="sk-secret") as engine:
@@ -130,27 +130,27 @@ async def test_a_refused_token_is_never_told(fake: FakeSglang, caplog: pytest.Lo
     assert fake.tokens == ["Bearer sk-secret"]
 
 
-async def test_what_is_no_completion_is_an_error(fake: FakeSglang) -> None:
+async def test_an_answer_that_is_not_a_completion_is_an_error(fake: FakeSglang) -> None:
     fake.bodies = [{"choices": []}]
     async with engine_of(fake) as engine:
         with pytest.raises(EngineError, match="holds no choice"):
             await engine.generate(request_of())
 
 
-async def test_a_request_of_ids_alone_is_refused(fake: FakeSglang) -> None:
+async def test_a_request_with_only_token_ids_is_refused(fake: FakeSglang) -> None:
     async with engine_of(fake) as engine:
         with pytest.raises(EngineError, match="needs a conversation"):
             await engine.generate(GenerateRequest(sampling=SamplingParams(temperature=1.0), token_ids=(1, 2)))
     assert fake.calls == []
 
 
-async def test_health_knows_a_model_that_is_not_there(fake: FakeSglang) -> None:
+async def test_the_health_check_reports_a_model_that_the_endpoint_lacks(fake: FakeSglang) -> None:
     fake.bodies = [{"data": [{"id": "words-2"}]}, {"data": [{"id": "words-1"}]}]
     async with engine_of(fake) as engine:
         with pytest.raises(EngineError, match=r"no model words-1.*words-2"):
             await engine.health()
         await engine.health()
-        # An endpoint that lists no models answers 404, and that is an answer.
+        # An endpoint that lists no models answers 404, and this counts as healthy.
         await engine.health()
 
 
@@ -182,7 +182,7 @@ def test_the_stop_string_stays_in_the_text(
     assert with_stop(text, stops, choice) == whole
 
 
-async def test_a_stop_that_could_not_be_told_is_cut_off_here(fake: FakeSglang) -> None:
+async def test_a_stop_string_that_could_not_be_sent_is_applied_by_the_engine(fake: FakeSglang) -> None:
     fake.bodies = [completion("All good. <done/> And furthermore")]
     async with engine_of(fake) as engine:
         result = await engine.generate(request_of(stop=("</action>", "<done/>")))

@@ -1,5 +1,5 @@
 """A server that joins during a run is compared before its first response is used: a good one is admitted, a defective
-one is refused by name, and the episodes of the others go on."""
+one is refused by name, and the episodes of the others continue."""
 
 import asyncio
 import time
@@ -34,14 +34,14 @@ def place(tiny_folder: Path, tmp_path: Path, processor: Any) -> Iterator[Place]:
 
 @pytest.fixture(autouse=True)
 def probe_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stub computes the whole prompt anew for each token."""
+    """Shortens the probe, because the stub computes the whole prompt again for each token."""
     monkeypatch.setattr(parity_questions, "NUM_TOKENS", NUM_TOKENS)
     monkeypatch.setattr(sglang_server, "FIRST_PAUSE_S", 0.05)
 
 
 @dataclass(kw_only=True)
 class Run:
-    """A session whose episodes ask for one response after the other."""
+    """A session whose episodes request one response after the other."""
 
     engine: SglangEngine
     renderer: Renderer
@@ -57,14 +57,14 @@ class Run:
         return text_request(self.renderer, episode_id=episode_id, temperature=1.0, max_new_tokens=2)
 
     async def ask_until(self, is_reached: Callable[[], bool], *, limit_s: float = 20.0) -> None:
-        """Episodes, none of which fails."""
+        """Runs episodes, none of which fails, until the condition holds."""
         deadline = time.monotonic() + limit_s
         while not is_reached():
             assert time.monotonic() < deadline, f"not reached; warnings: {self.warnings}"
             await asyncio.gather(*(self.ask() for _ in range(2)))
 
     def num_episodes_of(self, server: SamplingServer) -> int:
-        """Responses of the episodes that this server was asked for."""
+        """The number of responses that this server was asked for by episodes."""
         prompt = list(self.request().token_ids)
         return sum(body["input_ids"] == prompt for body in server.requests("/generate"))
 
@@ -85,7 +85,7 @@ def away(server: SamplingServer) -> SamplingServer:
     return server
 
 
-async def test_a_server_that_drops_mrope_rows_is_refused_by_name_while_episodes_go_on(place: Place) -> None:
+async def test_a_server_that_drops_mrope_rows_is_refused_by_name_while_episodes_continue(place: Place) -> None:
     good, bad = place.serve(), away(place.serve("flat rows"))
     async with opened(place, good, bad) as run:
         await run.ask_until(lambda: bool(run.warnings))
@@ -115,7 +115,7 @@ async def test_a_good_server_that_joins_is_compared_once_and_then_sampled_from(p
 async def test_a_server_that_joins_after_an_update_and_kept_its_old_weights_is_refused(
     place: Place, tmp_path: Path
 ) -> None:
-    """The start's forward pass is of other weights by then, so it is compared with a server that has passed."""
+    """The forward pass at the start used other weights, so the server is compared with one that has passed."""
     good, bad = place.serve(loads_really=True), place.serve()
     async with opened(place, good, bad) as run:
         bad.instead["/update_weights_from_disk"] = [Answer(status=500)]

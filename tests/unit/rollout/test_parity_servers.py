@@ -1,5 +1,5 @@
-"""A rollout session over HTTP is refused by name where a server samples something else than the checkpoint that it was
-given, and is open in seconds where every server is well."""
+"""A rollout session over HTTP is refused with the name of any server that does not sample from its given checkpoint,
+and opens within seconds if every server is healthy."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,10 +48,10 @@ async def test_a_session_with_a_defective_server_never_opens_and_the_defect_is_n
     assert f"the sglang server at {bad.url} fails the parity probe: it {DEFECTS[defect]}." in str(refused.value)
 
 
-async def test_a_server_that_kept_its_weights_where_new_ones_were_loaded_is_refused(
+async def test_a_server_that_kept_its_weights_when_new_ones_were_loaded_is_refused(
     place: Place, tmp_path: Path
 ) -> None:
-    """It answers that it has loaded them, and samples on from the old ones."""
+    """It answers that it has loaded the new weights, and continues to sample from the old ones."""
     server = place.serve(folder=make_other(place.folder, tmp_path))
     with pytest.raises(EngineError, match="it samples from other weights than this checkpoint's"):
         await open_session(place, recipe_of(server), folder=place.folder)
@@ -68,14 +68,14 @@ async def test_an_adapter_is_compared_with_its_checkpoint_and_one_that_is_not_se
         await open_session(place, recipe_of(place.serve(lora=True)), folder=adapter)
 
 
-async def test_a_recipe_may_leave_the_probe_out(place: Place) -> None:
+async def test_a_recipe_may_disable_the_probe(place: Place) -> None:
     server = place.serve("blind")
     assert await open_session(place, recipe_of(server, parity_probe=False), folder=place.folder) is None
     assert await probe(place, recipe_of(server, parity_probe=False)) is None
     assert server.num_sampled == 0
 
 
-async def test_servers_that_many_actors_share_are_probed_once_by_who_starts_them(place: Place) -> None:
+async def test_servers_that_many_actors_share_are_probed_once_by_the_program_that_starts_them(place: Place) -> None:
     server = place.serve()
     report = await probe(place, recipe_of(server))
     num_sampled = server.num_sampled
@@ -89,7 +89,7 @@ async def test_servers_that_many_actors_share_are_probed_once_by_who_starts_them
         await probe(place, recipe_of(place.serve("blind")))
 
 
-async def test_an_engine_in_process_is_probed_with_a_model_of_its_own_and_with_the_trainers(place: Place) -> None:
+async def test_an_in_process_engine_is_probed_with_its_own_model_and_with_the_trainers_model(place: Place) -> None:
     model = load_model(place.folder, is_frozen=True)
     for options in ({"folder": place.folder}, {"model": model}):
         report = await open_session(place, recipe_of(), **options)

@@ -1,4 +1,5 @@
-"""The replay buffer: found by id or chunk, injected only where a whole group failed, seeded, its origin kept."""
+"""The replay buffer: rows are found by id or chunk, injected only where a whole group failed, chosen by a seed, and
+keep their origin."""
 
 import threading
 import time
@@ -56,7 +57,7 @@ def served_ids(served: Served) -> dict[str, str]:
 
 
 def possible_rows(buffer: ReplayBuffer, task_id: str) -> set[str]:
-    """Whatever 60 groups of the task get."""
+    """All rows that 60 groups of the task get."""
     groups = [failed_group(task_id, group_id=f"g{index}") for index in range(60)]
     return set(served_ids(buffer.serve(groups, update=0, render=plain)).values())
 
@@ -65,7 +66,7 @@ def possible_rows(buffer: ReplayBuffer, task_id: str) -> set[str]:
     ("task_id", "base"),
     [("t_chunk0", "t"), ("a_chunk1_chunk12", "a_chunk1"), ("t", "t"), ("_chunk3", "_chunk3"), ("t_chunkx", "t_chunkx")],
 )
-def test_the_base_id_stands_before_the_last_chunk(task_id: str, base: str) -> None:
+def test_the_base_id_is_the_part_before_the_last_chunk(task_id: str, base: str) -> None:
     assert base_task_id(task_id) == base
 
 
@@ -77,12 +78,12 @@ def test_an_exact_id_is_found_before_chunks_of_its_base(state: StateDir) -> None
         assert possible_rows(buffer, "other") == set()
 
 
-def test_an_exact_id_that_never_succeeded_leaves_the_word_to_other_chunks(state: StateDir) -> None:
+def test_other_chunks_are_used_if_the_exact_id_never_succeeded(state: StateDir) -> None:
     with buffer_of(state, make_row("a", "t_chunk0", reward=0.2), make_row("b", "t_chunk1")) as buffer:
         assert possible_rows(buffer, "t_chunk0") == {"b"}
 
 
-def test_at_most_so_many_rows_are_kept_of_a_task_the_better_source_first(state: StateDir) -> None:
+def test_the_number_of_rows_per_task_is_limited_and_the_better_source_comes_first(state: StateDir) -> None:
     rows = [
         make_row("late", source_line=9),
         make_row("early", source_line=2),
@@ -143,14 +144,14 @@ def test_a_failed_group_gets_a_row_with_its_messages_and_origin(state: StateDir)
         group_of(),
     ],
 )
-def test_no_row_joins_a_group_that_succeeded_or_cannot_be_served_or_has_nothing_valid(
+def test_no_row_joins_a_group_that_succeeded_or_cannot_be_served_or_has_no_valid_episode(
     state: StateDir, group: RolloutGroup
 ) -> None:
     with buffer_of(state, make_row("a")) as buffer:
         assert buffer.serve([group], update=0, render=plain).groups == {}
 
 
-def test_a_fault_beside_failures_does_not_hinder_injection(state: StateDir) -> None:
+def test_a_fault_among_failures_does_not_prevent_injection(state: StateDir) -> None:
     with buffer_of(state, make_row("a")) as buffer:
         served = buffer.serve([group_of(rollout("a"), rollout("b", None))], update=0, render=plain)
     assert served_ids(served) == {"g": "a"}
@@ -161,7 +162,7 @@ def draws(state: StateDir, *, seed: int, update: int, groups: Sequence[RolloutGr
         return served_ids(buffer.serve(groups, update=update, render=plain))
 
 
-def test_the_choice_depends_on_seed_update_and_group_alone(state: StateDir) -> None:
+def test_the_choice_depends_only_on_seed_update_and_group(state: StateDir) -> None:
     write_rows(state, *(make_row(name) for name in "abcdefgh"))
     groups = [failed_group(group_id=f"g{index}") for index in range(12)]
     first = draws(state, seed=1, update=0, groups=groups)
@@ -189,7 +190,7 @@ def test_a_row_that_cannot_be_used_is_skipped_with_its_reason_and_the_next_is_tr
     assert str(served.skipped[0]).startswith(f"replay row {served.skipped[0].row_id} does not join group g")
 
 
-def test_a_group_whose_rows_are_all_unusable_goes_without_and_takes_no_place_of_the_limit(state: StateDir) -> None:
+def test_a_group_with_only_unusable_rows_gets_no_row_and_does_not_count_toward_the_limit(state: StateDir) -> None:
     def render(group: RolloutGroup, row: ReplayRow) -> list[Trajectory]:
         if row.task_id == "t":
             raise ValueError("broken")
@@ -226,7 +227,7 @@ def test_an_empty_state_serves_nothing(state: StateDir) -> None:
         assert buffer.serve([failed_group()], update=0, render=plain).groups == {}
 
 
-def test_a_row_that_left_the_table_meanwhile_is_skipped(state: StateDir) -> None:
+def test_a_row_that_was_removed_from_the_table_is_skipped(state: StateDir) -> None:
     with buffer_of(state, make_row("a")) as buffer:
         write_rows(state, make_row("b"))
         served = buffer.serve([failed_group()], update=0, render=plain)
@@ -253,7 +254,7 @@ ROWS = st.lists(st.tuples(TASKS, st.integers(0, 3), st.sampled_from([0.0, 0.4, 0
     require_verified=st.booleans(),
     strategy=st.sampled_from(["uniform", "newest", "shortest", "recent_failure", "diverse"]),
 )
-def test_whatever_the_table_holds_the_rules_hold(
+def test_the_rules_hold_for_any_table(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[tuple[str, int, float, bool]],
     asked: list[str],
@@ -328,13 +329,13 @@ def test_a_broken_replay_row_is_named(renderer: Renderer) -> None:
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if not outcome.is_valid])
-def test_a_fault_is_never_made_a_trajectory(outcome: Outcome) -> None:
+def test_a_fault_never_becomes_a_trajectory(outcome: Outcome) -> None:
     with pytest.raises(ValueError, match="it is not trained on"):
         episode_trajectories(rollout("e", None, outcome=outcome), {}.__getitem__)
 
 
 @pytest.mark.parametrize("sequences", [(), (make_sequence(response_mask=(0, 0, 0)),)])
-def test_an_episode_without_sampled_tokens_is_never_made_a_trajectory(sequences: tuple[TokenSequence, ...]) -> None:
+def test_an_episode_without_sampled_tokens_never_becomes_a_trajectory(sequences: tuple[TokenSequence, ...]) -> None:
     with pytest.raises(ValueError, match="has no sampled tokens"):
         episode_trajectories(rollout("e", sequences=sequences), {}.__getitem__)
 

@@ -1,4 +1,4 @@
-"""A replay row with images larger than the recipe allows trains on smaller ones, and on points that moved with them."""
+"""A replay row with images larger than the recipe allows trains on smaller ones, with points scaled to match."""
 
 import io
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from osworld_pipeline.rollout.trajectories import replay_trajectories
 
 
 @pytest.mark.parametrize(("max_pixels", "size", "point"), [(8192, (128, 64), "[100,50]"), (2048, (64, 32), "[50,25]")])
-def test_points_move_with_the_image_that_trains(
+def test_points_are_scaled_with_the_image_that_is_trained_on(
     processor,
     noise_png: Callable[[int, int, int], bytes],
     max_pixels: int,
@@ -40,7 +40,7 @@ def test_points_move_with_the_image_that_trains(
     assert point in processor.tokenizer.decode(trajectory.token_ids).replace(" ", "")
 
 
-def test_in_window_mode_the_answers_of_a_row_are_sequences_of_its_weight(
+def test_in_window_mode_each_answer_of_a_row_is_a_sequence_with_the_weight_of_the_row(
     processor, noise_png: Callable[[int, int, int], bytes]
 ) -> None:
     image = noise_png(64, 32, 0)

@@ -1,4 +1,4 @@
-"""Successes of our own rollouts as replay: seen after their update, the same after a kill, their origin walkable."""
+"""Successes of our own rollouts as replay: seen after their update, the same after a kill, with a traceable origin."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -58,7 +58,7 @@ def test_an_update_sees_successes_of_the_updates_before_it_and_of_no_other(state
     assert possible_rows(state, update=2) == {"e0", "e1"}, "a rerun of update 2 will replace what it left"
 
 
-def test_successes_of_the_stages_it_descends_from_are_seen_and_of_strangers_not(state: StateDir) -> None:
+def test_a_stage_sees_successes_of_the_stages_it_descends_from_and_not_of_others(state: StateDir) -> None:
     store = TrajectoryStore(state)
     for stage_key in ("phase1", "stranger"):
         store.write_episodes(stage_key, [rollout(f"{stage_key}-e", 1.0, stage_key=stage_key, update=7)])
@@ -86,7 +86,7 @@ def test_only_valid_successes_of_training_rollouts_are_replayed(state: StateDir)
     assert possible_rows(state, update=1, section=ReplaySection()) == set(), "unless the recipe says so, none"
 
 
-def test_an_episode_of_a_held_update_is_no_row_for_it_ran_again(state: StateDir) -> None:
+def test_an_episode_of_a_held_update_is_not_a_row_because_it_ran_again(state: StateDir) -> None:
     store = TrajectoryStore(state)
     won, held = (replace(rollout(name, 1.0), group_id=f"{name}-group") for name in ("won", "held"))
     groups = [group_of(one, group_id=f"{one.episode_id}-group") for one in (won, held)]
@@ -95,7 +95,7 @@ def test_an_episode_of_a_held_update_is_no_row_for_it_ran_again(state: StateDir)
     assert possible_rows(state, update=1) == {"won"}
 
 
-def test_demonstrations_and_successes_take_turns_in_the_places_of_a_task(state: StateDir) -> None:
+def test_demonstrations_and_successes_alternate_among_the_rows_of_a_task(state: StateDir) -> None:
     write_rows(state, *(make_row(f"d{index}", source_line=index) for index in range(5)))
     episodes = [rollout(f"e{index}", 1.0, started_at=float(index)) for index in range(5)]
     TrajectoryStore(state).write_episodes("stage-u0000", episodes)
@@ -103,7 +103,7 @@ def test_demonstrations_and_successes_take_turns_in_the_places_of_a_task(state: 
     assert possible_rows(state, update=1, section=section) == {"d0", "e4", "d1"}
 
 
-def test_the_choice_after_a_kill_is_the_one_without(state: StateDir) -> None:
+def test_the_choice_after_a_kill_is_the_same_as_without_a_kill(state: StateDir) -> None:
     store = TrajectoryStore(state)
     write_rows(state, *(make_row(f"d{index}") for index in range(4)))
     groups = [failed_group(group_id=f"g{index}") for index in range(20)]
@@ -171,7 +171,7 @@ def success(state: StateDir, renderer: Renderer, noise_png: Callable[[int, int, 
     return rollout("won", 1.0, steps=steps, processor_digest=renderer.processor_digest)
 
 
-def test_a_success_of_one_update_joins_a_later_one_and_sql_walks_back_to_its_pixels(
+def test_a_success_of_one_update_joins_a_later_one_and_sql_traces_it_back_to_its_pixels(
     state: StateDir, train: Callable[..., GspoBatch], success
 ) -> None:
     lost = rollout("lost", 0.0, steps=success.steps)

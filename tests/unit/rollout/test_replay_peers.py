@@ -1,5 +1,5 @@
-"""The buffers of Slime-OSWorld and OSGym beside ours on the same rows: the same pools, the same decisions, the same
-returns. Their checkouts are no part of this repository: OSWORLD_PEERS names a folder that holds slime/ and osgym/."""
+"""The buffers of Slime-OSWorld and OSGym against ours on the same rows: the same pools, the same decisions, the same
+returns. Their checkouts are not in this repository: OSWORLD_PEERS names a folder that holds slime/ and osgym/."""
 
 import ast
 import importlib.util
@@ -42,7 +42,7 @@ def slime() -> Iterator[Any]:
 
 @pytest.fixture
 def osgym_buffer() -> Any:
-    """Its class alone: the module around it wants what is not installed here."""
+    """Only OSGym's class, because its module imports packages that are not installed here."""
     path = Path(os.environ["OSWORLD_PEERS"]) / "osgym" / "examples" / "data_server.py"
     tree = ast.parse(path.read_text())
     tree.body = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "ReplayBuffer"]

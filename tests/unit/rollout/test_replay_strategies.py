@@ -1,4 +1,4 @@
-"""Strategies of replay: each one's weights by hand, and that draws follow them."""
+"""Strategies of replay: the weights of each against values computed by hand, and draws that follow the weights."""
 
 import random
 from collections import Counter
@@ -90,11 +90,11 @@ def test_newest_halves_the_chance_from_rank_to_rank_and_demonstrations_are_the_o
     assert row_weights("newest", rows) == (1 / 8, 1 / 2, 1 / 4, 1.0)
 
 
-def test_newest_stays_positive_however_many_rows_there_are() -> None:
+def test_weights_of_newest_stay_positive_for_any_number_of_rows() -> None:
     assert min(row_weights("newest", [candidate(str(index), place=index) for index in range(2000)])) > 0
 
 
-def test_shortest_makes_twice_the_length_a_quarter_of_the_chance() -> None:
+def test_shortest_gives_a_row_of_twice_the_length_a_quarter_of_the_chance() -> None:
     rows = [candidate("long", num_steps=8), candidate("short", num_steps=4), candidate("longer", num_steps=12)]
     assert row_weights("shortest", rows) == pytest.approx((1 / 4, 1.0, 1 / 9))
     assert row_weights("shortest", [candidate("empty", num_steps=0)]) == (1.0,)
@@ -123,7 +123,7 @@ def test_diverse_prefers_rows_far_from_those_injected_before() -> None:
     assert weights == pytest.approx([DIVERSE_FLOOR + distance for distance in (0.0, 0.0, 0.75, 1.0)])
 
 
-def test_diverse_prefers_the_odd_one_out_where_none_was_injected() -> None:
+def test_diverse_prefers_the_row_farthest_from_the_others_where_none_was_injected() -> None:
     rows = [candidate(name, action_types=(kind,)) for name, kind in (("a", "click"), ("b", "click"), ("c", "key"))]
     assert row_weights("diverse", rows) == pytest.approx([DIVERSE_FLOOR + share for share in (0.5, 0.5, 1.0)])
     assert row_weights("diverse", rows[:1]) == (DIVERSE_FLOOR,)

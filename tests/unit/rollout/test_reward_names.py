@@ -1,4 +1,4 @@
-"""The raw and the shaped reward are two things under two names, and so is each part of the shaped one."""
+"""The raw and the shaped reward have different names, and each part of the shaped reward has its own name."""
 
 import re
 from collections.abc import Callable
@@ -18,18 +18,18 @@ TYPE = load_dialect("slime").format("Type", {"action": "type", "text": "a"})
 DONE = load_dialect("slime").format("Finish", {"action": "terminate", "status": "success"})
 
 
-def test_parts_of_a_reward_are_called_what_the_documents_call_them() -> None:
+def test_parts_of_a_reward_have_the_names_that_the_docs_use() -> None:
     steps = [StepSignals(action_type="type", action_parsed=True, action_executed=True)] * 2
     parts = set(shape_reward(0.0, steps, max_steps=8, section=RewardSection(), has_a11y_tree=True).parts)
     penalties = {name for name in parts if name.startswith("penalty_")}
     assert penalties == set(re.findall(r"`(penalty_\w+)`", (DOCS / "defects.md").read_text()))
-    # A weight is a key of the recipe, and every key stands on the recipes' page.
+    # A weight is a key of the recipe, and every key is on the recipes' page.
     assert parts - penalties <= set(RewardSection.model_fields)
     page = (DOCS / "recipes.md").read_text()
     assert [name for name in sorted(parts - penalties) if f"| `{name}` |" not in page] == []
 
 
-async def test_a_shaped_reward_makes_no_success(
+async def test_a_shaped_reward_does_not_make_an_episode_a_success(
     task: Task,
     plan: EpisodePlan,
     settings: EpisodeSettings,

@@ -1,4 +1,4 @@
-"""One episode ends in exactly one outcome, a fault is never a zero reward, and what is kept is what was sampled."""
+"""One episode ends in exactly one outcome, a fault is never a zero reward, and the kept tokens are those sampled."""
 
 import asyncio
 from collections.abc import Callable
@@ -55,7 +55,7 @@ async def test_a_policy_that_solves_the_task_succeeds(
     assert episode.parity is None
 
 
-async def test_an_episode_has_what_the_probe_of_its_engine_found(
+async def test_an_episode_has_the_result_of_the_parity_probe_of_its_engine(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     parity = Parity(num_tokens=56, mean_diff=2e-7, max_diff=1e-6)
@@ -68,7 +68,7 @@ async def test_an_episode_has_what_the_probe_of_its_engine_found(
     [("sft-1", 3, ("gspo-1-u0003", 3)), ("sft-1", 0, ("sft-1", 0)), ("", 3, ("gspo-1", None))],
     ids=["after three updates", "before the first", "no training"],
 )
-async def test_an_episode_names_its_stage_its_checkpoint_and_the_weights_that_began_it(
+async def test_an_episode_names_its_stage_its_checkpoint_and_the_weights_at_its_start(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any,
     parent_id: str, version: int, expected: tuple[str, int | None],
 ) -> None:  # fmt: skip
@@ -107,7 +107,7 @@ async def test_the_kept_tokens_are_the_prompts_the_engine_saw_and_the_responses_
 
 
 @pytest.mark.parametrize("when", ["reset", "act", "score"])
-async def test_the_end_of_the_runs_token_is_no_outcome_of_an_episode_but_ends_the_program(
+async def test_the_end_of_the_runs_token_ends_the_program_and_is_not_an_outcome_of_an_episode(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any, when: str
 ) -> None:
     desktop = fake_desktop(faults={when: TokenEndedError("the token of this run has ended")})
@@ -117,7 +117,7 @@ async def test_the_end_of_the_runs_token_is_no_outcome_of_an_episode_but_ends_th
     assert desktop.is_closed
 
 
-async def test_giving_up_is_a_failure_with_the_graders_word(
+async def test_giving_up_is_a_failure_with_the_graders_score(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     desktop = fake_desktop(reward=0.0)
@@ -128,7 +128,7 @@ async def test_giving_up_is_a_failure_with_the_graders_word(
 
 
 @pytest.mark.parametrize(("reward", "outcome"), [(0.0, Outcome.TRUNCATED), (1.0, Outcome.SUCCESS)])
-async def test_at_the_turn_limit_the_grader_still_speaks(
+async def test_at_the_turn_limit_the_grader_still_scores_the_episode(
     task: Task,
     plan: EpisodePlan,
     settings: EpisodeSettings,
@@ -157,7 +157,7 @@ async def test_a_full_context_truncates_before_the_observation_that_does_not_fit
     episode_trajectories(episode, tools.sink.blobs.__getitem__)  # type: ignore[attr-defined]
 
 
-async def test_a_context_too_small_for_a_first_turn_is_the_recipes_error(
+async def test_a_context_too_small_for_a_first_turn_is_an_error_of_the_recipe(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     desktop = fake_desktop()
@@ -167,7 +167,7 @@ async def test_a_context_too_small_for_a_first_turn_is_the_recipes_error(
     assert desktop.is_closed
 
 
-async def test_an_unreadable_response_runs_nothing_and_the_model_is_told(
+async def test_an_unreadable_response_runs_no_action_and_the_model_gets_the_error(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     desktop = fake_desktop()
@@ -260,7 +260,7 @@ async def test_a_dead_replica_is_replaced_and_the_attempt_is_kept(
     assert dead.is_closed
 
 
-async def test_how_the_attempts_before_it_ended_is_kept_with_the_episode(
+async def test_the_faults_of_earlier_attempts_are_kept_with_the_episode(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     broken = fake_desktop(faults={"reset": SetupError("no such file")})
@@ -325,7 +325,7 @@ async def test_a_sampled_image_placeholder_is_a_policy_fault(
     assert "image placeholder" in str(episode.error)
 
 
-async def test_a_cancelled_episode_gives_its_desktop_back(
+async def test_a_cancelled_episode_releases_its_desktop(
     task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     desktop = fake_desktop()

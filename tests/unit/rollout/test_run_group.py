@@ -1,4 +1,4 @@
-"""Groups: deterministic names and seeds, never more desktops at once than there are, faults apart from valid ones."""
+"""Groups: deterministic names and seeds, never more episodes at once than desktops, faults separate from valid ones."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ def group_plan(sampling: SamplingParams) -> GroupPlan:
     return GroupPlan(stage_key="gspo", update=2, group_size=3, checkpoint_id="c", sampling=sampling)
 
 
-def test_ids_and_seeds_depend_on_the_plan_and_the_groups_name_alone(group_plan: GroupPlan) -> None:
+def test_ids_and_seeds_depend_only_on_the_plan_and_the_groups_name(group_plan: GroupPlan) -> None:
     first = plan_episode(group_plan, "gspo-u0002-g01", 2)
     assert (first.episode_id, first.group_id) == ("gspo-u0002-g01-s02", "gspo-u0002-g01")
     assert plan_episode(group_plan, "gspo-u0002-g01", 2) == first
@@ -48,17 +48,17 @@ async def test_a_group_holds_its_episodes_in_order_and_leaves_faults_out_of_the_
     task: Task, group_plan: GroupPlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     desktops = [fake_desktop(faults={"reset": NoCapacityError("busy")}), *[fake_desktop() for _ in range(5)]]
-    heard: list[str] = []
+    received: list[str] = []
     groups = await run_groups(
         [task, task],
         group_plan,
         tools=make_tools(desktops, [DONE]),
         settings=settings,
-        on_episode=lambda episode: heard.append(episode.episode_id),
+        on_episode=lambda episode: received.append(episode.episode_id),
     )
     ids = [episode.episode_id for group in groups for episode in group.episodes]
     assert ids == [f"gspo-u0002-g{group:02d}-s{sample:02d}" for group in range(2) for sample in range(3)]
-    assert sorted(heard) == ids
+    assert sorted(received) == ids
     assert [len(group.valid_episodes) for group in groups] == [2, 3]
     require_services(groups[0].episodes)
 
@@ -85,7 +85,7 @@ async def test_no_more_episodes_run_at_once_than_there_are_replicas(
     assert most_open == settings.desktop.num_replicas == 2
 
 
-async def test_an_error_that_ends_the_run_is_raised_as_itself_and_every_desktop_is_given_back(
+async def test_an_error_that_ends_the_run_is_raised_unchanged_and_every_desktop_is_released(
     task: Task, group_plan: GroupPlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     desktops = [fake_desktop() for _ in range(3)]
@@ -95,7 +95,7 @@ async def test_an_error_that_ends_the_run_is_raised_as_itself_and_every_desktop_
     assert all(desktop.is_closed for desktop in desktops[:2])
 
 
-async def test_a_run_without_a_single_desktop_says_so(
+async def test_the_error_of_a_run_without_any_desktop_says_so(
     task: Task, group_plan: GroupPlan, settings: EpisodeSettings, make_tools: Tools, fake_desktop: Any
 ) -> None:
     desktops = [fake_desktop(faults={"reset": EnvServerError("no env server answers at x")}) for _ in range(3)]
@@ -104,7 +104,7 @@ async def test_a_run_without_a_single_desktop_says_so(
         require_services(group.episodes)
 
 
-def test_a_run_without_a_policy_engine_says_so_and_one_valid_episode_is_enough_to_go_on() -> None:
+def test_a_run_without_a_policy_engine_is_an_error_and_one_valid_episode_is_enough_to_continue() -> None:
     faults = [make_ended(f"e{index}", outcome=Outcome.POLICY_FAULT) for index in range(3)]
     with pytest.raises(EngineError, match="all 3 episodes ended in a policy_fault; the first: it was a policy_fault"):
         require_services(faults)
@@ -116,11 +116,11 @@ def test_a_run_without_a_policy_engine_says_so_and_one_valid_episode_is_enough_t
     require_services([])
 
 
-def scripted(ends: dict[str, Outcome], heard: list[str]) -> RunEpisode:
-    """Episodes end as `ends` says of their ids; all others fail at their task."""
+def scripted(ends: dict[str, Outcome], received: list[str]) -> RunEpisode:
+    """Episodes whose ids are in `ends` end with that outcome; all others fail at their task."""
 
     async def run(task: Task, plan: EpisodePlan) -> Episode:
-        heard.append(plan.episode_id)
+        received.append(plan.episode_id)
         await asyncio.sleep(0)
         return make_ended(plan.episode_id, outcome=ends.get(plan.episode_id, Outcome.FAILURE))
 
@@ -131,27 +131,27 @@ async def test_faulty_members_run_again_under_names_of_their_own_until_enough_ar
     task: Task, group_plan: GroupPlan
 ) -> None:
     ends = {"g-s00": Outcome.ENV_FAULT, "g-s02": Outcome.POLICY_FAULT, "g-s02-r1": Outcome.TIMEOUT}
-    plan, heard = replace(group_plan, max_resamples=3), list[str]()
-    group = await run_group(replace(task, domain="vlc"), plan, "g", run_one=scripted(ends, heard))
+    plan, received = replace(group_plan, max_resamples=3), list[str]()
+    group = await run_group(replace(task, domain="vlc"), plan, "g", run_one=scripted(ends, received))
     assert (group.task_id, group.domain) == (task.task_id, "vlc")
-    assert heard == ["g-s00", "g-s01", "g-s02", "g-s00-r1", "g-s02-r1"]
-    assert [episode.episode_id for episode in group.episodes] == heard, "what was faulty stays on record"
+    assert received == ["g-s00", "g-s01", "g-s02", "g-s00-r1", "g-s02-r1"]
+    assert [episode.episode_id for episode in group.episodes] == received, "what was faulty stays on record"
     assert [episode.episode_id for episode in group.valid_episodes] == ["g-s01", "g-s00-r1"]
 
 
-async def test_a_group_that_faults_again_and_again_ends_with_what_it_has(task: Task, group_plan: GroupPlan) -> None:
-    heard: list[str] = []
+async def test_a_group_that_faults_repeatedly_ends_with_the_episodes_it_has(task: Task, group_plan: GroupPlan) -> None:
+    received: list[str] = []
     ends = {f"g-s{sample:02d}{again}": Outcome.ENV_FAULT for sample in range(3) for again in ("", "-r1", "-r2")}
-    group = await run_group(task, replace(group_plan, max_resamples=2), "g", run_one=scripted(ends, heard))
-    assert len(heard) == len(set(heard)) == 9
+    group = await run_group(task, replace(group_plan, max_resamples=2), "g", run_one=scripted(ends, received))
+    assert len(received) == len(set(received)) == 9
     assert group.valid_episodes == ()
 
 
 async def test_a_group_with_enough_valid_episodes_is_not_run_again(task: Task, group_plan: GroupPlan) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     ends = {"g-s00": Outcome.ENV_FAULT}
-    await run_group(task, replace(group_plan, max_resamples=2), "g", run_one=scripted(ends, heard))
-    assert heard == ["g-s00", "g-s01", "g-s02"]
+    await run_group(task, replace(group_plan, max_resamples=2), "g", run_one=scripted(ends, received))
+    assert received == ["g-s00", "g-s01", "g-s02"]
 
 
 async def test_hundreds_of_episodes_are_in_flight_in_one_loop_and_none_is_left_behind(

@@ -1,4 +1,4 @@
-"""The engine that reads from scripts: each attempt begins its episode's script anew."""
+"""The engine that reads from scripts: each attempt starts its episode's script from the beginning."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def ask(attempt_id: str) -> GenerateRequest:
     return GenerateRequest(sampling=SamplingParams(temperature=0.0), turns=turns, episode_id=attempt_id)
 
 
-async def test_answers_come_in_turn_and_another_attempt_begins_anew() -> None:
+async def test_answers_come_in_turn_and_another_attempt_starts_from_the_beginning() -> None:
     engine = ScriptedEngine({"e-a": ["first", "second"]})
     first = [(await engine.generate(ask("e-a-a0"))).text for _ in range(2)]
     await engine.forget("e-a-a0")
@@ -22,7 +22,7 @@ async def test_answers_come_in_turn_and_another_attempt_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("attempt_id", ["e-a0", "stranger-a0"])
-async def test_script_that_has_ended_or_was_never_written_is_a_fault_and_no_answer(attempt_id: str) -> None:
+async def test_a_script_that_has_ended_or_was_never_written_is_a_fault_and_not_an_answer(attempt_id: str) -> None:
     engine = ScriptedEngine({"e": []})
     with pytest.raises(EngineError, match="has no answer for turn 0"):
         await engine.generate(ask(attempt_id))

@@ -1,5 +1,5 @@
-"""Weights that are sent to policy servers through a real process group: they arrive bit for bit, and a transfer that is
-cut off leaves no server that is sampled from."""
+"""Weights that are sent to policy servers through a real process group: they arrive bit for bit, and a server whose
+transfer was cut off is not sampled from."""
 
 import asyncio
 import pickle
@@ -142,7 +142,7 @@ async def test_a_checkpoint_and_then_a_trainers_weights_reach_two_servers(
     )
 
 
-async def test_rolling_updates_leave_the_other_server_to_sample(
+async def test_the_other_server_keeps_sampling_during_a_rolling_update(
     servers: tuple[Server, Server], renderer: Renderer, tiny_folder: Path, other_folder: Path
 ) -> None:
     model, versions = load_model(other_folder, is_frozen=True), list[set[int]]()
@@ -179,7 +179,7 @@ async def test_a_half_done_response_mixes_weights_unless_the_update_waits_for_it
     assert result.policy_version == 1
 
 
-async def test_a_gate_lets_nothing_pass_while_it_is_closed_and_waits_for_what_is_inside() -> None:
+async def test_a_closed_gate_lets_no_request_pass_and_waits_for_those_inside() -> None:
     gate, order = Gate(), []
 
     async def request(name: str, seconds: float) -> None:
@@ -219,7 +219,7 @@ async def test_a_server_killed_in_a_transfer_is_left_out_and_gets_the_weights_wh
             for index, (name, tensor) in enumerate(each_weight(model)):
                 if tries == 1 and index == 5:
                     servers[1].kill()
-                # In two buckets: of the second one the killed server receives nothing.
+                # There are two buckets; the killed server receives nothing of the second one.
                 yield name, tensor if index % 2 else tensor.clone()
 
         await asyncio.to_thread(consume, cut_off())
@@ -243,7 +243,7 @@ async def test_a_server_killed_in_a_transfer_is_left_out_and_gets_the_weights_wh
     assert back.logprobs == pytest.approx(logprobs_of(model, renderer, back), abs=1e-5)
 
 
-async def test_a_killed_sender_leaves_a_label_of_no_weights_and_the_next_one_goes_on(
+async def test_a_killed_sender_leaves_an_incomplete_label_and_the_next_sender_loads_its_weights(
     servers: tuple[Server, Server], renderer: Renderer, tiny_folder: Path, other_folder: Path
 ) -> None:
     program = await asyncio.create_subprocess_exec(
@@ -352,7 +352,7 @@ async def test_the_only_server_gets_the_weights_again_and_is_compared_with_what_
         servers[0].start()
         servers[0].wait_ready()
         (only,) = engine._servers
-        only.lost()  # as after the request that the kill broke off
+        only.lost()  # as after a request that the kill interrupted
         await engine._keep_lease(only, 1)
         assert only.standing.has_passed
         result = await engine.generate(text_request(renderer, max_new_tokens=4, top_p=1.0))
@@ -419,7 +419,7 @@ async def test_rollout_actors_sample_what_the_trainers_program_has_sent(
             assert rollouts.parity is not None
             await rollouts.load_trained(trained(model, other_folder, "sent-actors"), policy_version=2)
             result = await rollouts.generate(text_request(renderer, max_new_tokens=4, top_p=1.0))
-            # One that starts now waits for no transfer.
+            # An actor that starts now does not wait for a transfer.
             late = PooledActor()
             await late.open(rollouts._pool.open_session, "late")
             again = await late.call("generate", text_request(renderer, max_new_tokens=4, top_p=1.0))
@@ -438,7 +438,7 @@ def _packer_with(*, max_bytes: int) -> Callable[..., None]:
     return init
 
 
-def test_buckets_keep_their_size_and_one_dtype_and_say_which_is_the_last() -> None:
+def test_buckets_keep_to_their_size_and_one_dtype_and_only_the_last_is_marked_as_last() -> None:
     emitted: list[tuple[Bucket, bool]] = []
     packer = Packer(lambda bucket, is_last: emitted.append((bucket, is_last)), max_bytes=64)
     tensors = {
@@ -462,19 +462,19 @@ def test_buckets_keep_their_size_and_one_dtype_and_say_which_is_the_last() -> No
             assert torch.equal(part.view(dtype).view(shape), tensors[name])
 
 
-def test_a_folder_is_read_as_it_is(tiny_folder: Path) -> None:
+def test_weights_that_are_read_from_a_folder_equal_those_of_the_loaded_model(tiny_folder: Path) -> None:
     names = dict(read_weights_of(tiny_folder))
     state = load_model(tiny_folder, is_frozen=True).state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in names.items())
 
 
-def test_a_group_whose_ranks_do_not_come_ends_in_time() -> None:
+def test_a_group_whose_ranks_do_not_join_fails_within_its_timeout() -> None:
     group = UpdateGroup(address="127.0.0.1", world_size=2, timeout_s=1.0)
     with pytest.raises(EngineError, match="not all ranks of the policy servers have joined"):
         group.connect(torch.device("cpu"))
     group.close()
 
 
-def test_an_address_of_another_host_is_refused_by_its_setting() -> None:
+def test_an_address_of_another_host_is_refused_and_its_setting_is_named() -> None:
     with pytest.raises(EngineError, match=r"set engine\.weights_address to an address of this host"):
         UpdateGroup(address="192.0.2.1", world_size=2, timeout_s=1.0)

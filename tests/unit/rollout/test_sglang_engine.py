@@ -27,7 +27,7 @@ def start(renderer: Renderer) -> Iterator[Start]:
         yield make
 
 
-async def test_what_was_sampled_is_returned_as_it_was_sampled(renderer: Renderer, start: Start) -> None:
+async def test_sampled_tokens_and_log_probabilities_are_returned_unchanged(renderer: Renderer, start: Start) -> None:
     fake = start()
     async with engine_of(renderer, fake, policy_version=7) as engine:
         result = await engine.generate(text_request(renderer, stop=("</tool_call>",)))
@@ -43,7 +43,7 @@ async def test_what_was_sampled_is_returned_as_it_was_sampled(renderer: Renderer
     assert sampling["skip_special_tokens"] is False
 
 
-async def test_images_travel_as_their_exact_bytes_behind_one_placeholder_each(
+async def test_images_are_sent_as_their_exact_bytes_with_one_placeholder_each(
     renderer: Renderer, start: Start, noise_png: Callable[[int, int, int], bytes]
 ) -> None:
     fake = start()
@@ -69,14 +69,16 @@ async def test_a_request_with_more_images_than_placeholders_is_never_sent(
     assert fake.requests("/generate") == []
 
 
-async def test_another_prompt_than_the_one_sent_is_an_error(renderer: Renderer, start: Start) -> None:
+async def test_a_server_that_builds_another_prompt_than_the_one_sent_is_an_error(
+    renderer: Renderer, start: Start
+) -> None:
     fake = start(adds_tokens=(1,))
     async with engine_of(renderer, fake) as engine:
         with pytest.raises(EngineError, match="built another prompt than the one sent"):
             await engine.generate(text_request(renderer))
 
 
-async def test_failures_that_pass_are_outlived(renderer: Renderer, start: Start) -> None:
+async def test_temporary_failures_are_retried_until_a_response_arrives(renderer: Renderer, start: Start) -> None:
     fake = start()
     async with engine_of(renderer, fake, request_timeout_s=0.4) as engine:
         await engine.health()
@@ -101,7 +103,9 @@ async def test_a_refused_request_fails_at_once(renderer: Renderer, start: Start)
         assert fake.paths()[before:].count("/generate") == 1
 
 
-async def test_a_server_that_stays_away_ends_within_the_budget(renderer: Renderer, start: Start) -> None:
+async def test_a_request_to_a_server_that_keeps_failing_is_given_up_within_the_retry_budget(
+    renderer: Renderer, start: Start
+) -> None:
     fake = start()
     fake.instead["/generate"] = [Answer(status=500)] * 100
     async with engine_of(renderer, fake, retry_budget_s=0.5) as engine:
@@ -111,7 +115,7 @@ async def test_a_server_that_stays_away_ends_within_the_budget(renderer: Rendere
         assert time.monotonic() - began < 10
 
 
-async def test_log_probabilities_that_are_not_the_tokens_are_refused(renderer: Renderer, start: Start) -> None:
+async def test_log_probabilities_that_do_not_belong_to_the_tokens_are_refused(renderer: Renderer, start: Start) -> None:
     fake = start()
     async with engine_of(renderer, fake, retry_budget_s=0.0) as engine:
         await engine.health()
@@ -123,7 +127,7 @@ async def test_log_probabilities_that_are_not_the_tokens_are_refused(renderer: R
             await engine.generate(text_request(renderer))
 
 
-async def test_banned_ids_are_ruled_out_of_the_distribution_and_not_of_its_samples(
+async def test_banned_ids_are_removed_from_the_distribution_and_not_filtered_from_its_samples(
     renderer: Renderer, start: Start
 ) -> None:
     vocab_size = len(renderer.tokenizer) + 8
@@ -148,7 +152,9 @@ async def test_a_server_that_samples_a_banned_id_is_refused_at_once(renderer: Re
     assert fake.paths().count("/generate") == before + 1
 
 
-async def test_an_episode_stays_with_its_server_and_the_rest_is_spread(renderer: Renderer, start: Start) -> None:
+async def test_an_episode_stays_with_its_server_and_other_episodes_are_spread_over_the_servers(
+    renderer: Renderer, start: Start
+) -> None:
     fakes = [start(), start()]
     async with engine_of(renderer, *fakes) as engine:
         await engine.health()
@@ -202,13 +208,13 @@ async def test_the_token_reaches_the_server(renderer: Renderer, start: Start) ->
     assert set(fake.tokens) == {"Bearer secret"}
 
 
-async def test_a_closed_engine_says_so(renderer: Renderer, start: Start) -> None:
+async def test_a_request_to_a_closed_engine_is_an_error(renderer: Renderer, start: Start) -> None:
     async with engine_of(renderer, start()) as engine:
         await engine.close()
         with pytest.raises(EngineError, match="closed"):
             await engine.generate(text_request(renderer))
 
 
-def test_an_engine_without_servers_says_what_to_do(renderer: Renderer) -> None:
+def test_an_engine_without_servers_is_an_error_that_names_the_setting(renderer: Renderer) -> None:
     with pytest.raises(EngineError, match=r"engine\.urls"):
         SglangEngine((), renderer=renderer, section=EngineSection(), vocab_size=512)

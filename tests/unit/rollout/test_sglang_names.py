@@ -27,7 +27,7 @@ def never(*_: Any) -> str:
     raise AssertionError("the files are not to be read")
 
 
-def test_the_same_content_has_one_name_wherever_it_lies(tmp_path: Path) -> None:
+def test_the_same_content_has_the_same_name_in_any_folder(tmp_path: Path) -> None:
     one, copy = write_checkpoint(tmp_path / "one", words=1), write_checkpoint(tmp_path / "copy", words=1)
     other = write_checkpoint(tmp_path / "other", words=2)
     assert weights_digest(one) == weights_digest(copy) != weights_digest(other)
@@ -43,7 +43,7 @@ def test_another_process_gives_the_same_name(tmp_path: Path) -> None:
     assert said.stdout.strip() == weights_digest(folder)
 
 
-def test_content_is_hashed_chunk_by_chunk_and_the_place_of_a_chunk_counts(
+def test_content_is_hashed_chunk_by_chunk_and_the_order_of_the_chunks_matters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sglang_weights, "CHUNK_BYTES", 4)
@@ -56,7 +56,7 @@ def test_content_is_hashed_chunk_by_chunk_and_the_place_of_a_chunk_counts(
     assert len(digests) == 3
 
 
-def test_a_checkpoint_s_name_is_its_weights_digest_and_nothing_is_read_for_it(
+def test_the_name_of_a_checkpoint_is_its_weights_digest_and_no_weights_are_read_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert sglang_weights.MANIFEST_FILE == manifest.MANIFEST_FILE
@@ -102,7 +102,7 @@ def test_a_large_base_without_a_manifest_is_read_once_for_all_adapters_over_it(
     assert len(set(read)) == len(read)
 
 
-def test_an_adapter_that_peft_wrote_is_named_over_the_base_that_it_names(tmp_path: Path) -> None:
+def test_an_adapter_written_by_peft_is_read_over_the_base_that_its_config_names(tmp_path: Path) -> None:
     base = write_checkpoint(tmp_path / "base")
     adapter = write_adapter(tmp_path / "run", base) / "adapter"
     (adapter / "base.json").unlink()
@@ -123,7 +123,7 @@ def test_the_vision_digest_depends_on_the_vision_tensors_alone(tmp_path: Path) -
     assert vision_digest(tmp_path / "nowhere") == ""
 
 
-def test_an_adapter_is_named_by_its_factors_and_their_scale_over_the_name_of_its_base(tmp_path: Path) -> None:
+def test_the_name_of_an_adapter_depends_on_its_factors_their_scale_and_the_name_of_its_base(tmp_path: Path) -> None:
     base = write_checkpoint(tmp_path / "base")
     plain = read_weights(base, policy_version=0)
     found = [
@@ -146,7 +146,7 @@ def test_whole_weights_next_to_an_adapter_are_loaded(tmp_path: Path) -> None:
     assert (weights.path, weights.adapter) == (merged, None)
 
 
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_weights_a_missing_base_and_a_missing_vocabulary_size_are_named(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"no weights .*nowhere"):
         read_weights(tmp_path / "nowhere", policy_version=1)
     orphan = write_adapter(tmp_path / "orphan", tmp_path / "gone")
@@ -158,17 +158,17 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
         vocab_size_of(tmp_path / "nowhere")
 
 
-def test_the_vocabulary_s_size_is_the_embedding_s(tmp_path: Path) -> None:
+def test_the_size_of_the_vocabulary_is_that_of_the_embedding(tmp_path: Path) -> None:
     base = write_checkpoint(tmp_path / "base")
     assert vocab_size_of(base) == 512
     assert vocab_size_of(write_adapter(tmp_path / "adapter", base)) == 512
 
 
 @pytest.mark.parametrize("text", ["default", "v1.2.3", "osworld", "check-0a1b", ""])
-def test_a_label_in_another_format_is_the_name_of_its_weights(text: str) -> None:
+def test_a_label_in_another_format_is_read_as_the_name_of_the_weights(text: str) -> None:
     assert Label.parse(text) == Label(weights=text)
 
 
-def test_a_label_is_parsed_as_it_was_written() -> None:
+def test_a_label_that_is_written_and_parsed_is_unchanged() -> None:
     label = Label(weights="ab" * 12, vision="", owner="12345678")
     assert Label.parse(str(label)) == label

@@ -1,4 +1,4 @@
-"""The gate before servers that join: who is compared with what, how often, and who waits."""
+"""Servers that join are compared before they are sampled from: with what, how often, and which requests wait."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ from osworld_pipeline.rollout.engines.sglang_newcomers import Peer
 
 @dataclass(kw_only=True)
 class Comparisons:
-    """Stands for the probe: asks each server once, and refuses those that it is told to."""
+    """Replaces the probe: sends one request to each server, and refuses the servers in `refused`."""
 
     renderer: Renderer
     refused: set[str] = field(default_factory=set)
@@ -55,14 +55,14 @@ class Run:
         return await self.engine.generate(text_request(self.compare.renderer, **options))
 
     async def ask_until(self, is_reached: Callable[[], bool], *, limit_s: float = 10.0) -> None:
-        """Responses, none of which fails."""
+        """Sends requests until the condition holds; none of them may fail."""
         deadline = time.monotonic() + limit_s
         while not is_reached():
             assert time.monotonic() < deadline, f"not reached: {self.compare}"
             await asyncio.gather(*(self.ask() for _ in range(3)))
 
     def sampled(self, fake: FakeSglang) -> Callable[[], bool]:
-        """Whether the server answers from now on."""
+        """A check whether the server has sampled since this call."""
         before = num_sampled(fake)
         return lambda: num_sampled(fake) > before
 
@@ -96,7 +96,7 @@ def pauses_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def opened(renderer: Renderer, checkpoint: Path) -> Any:
-    """Opens an engine that holds the checkpoint and compares whatever joins; all that hold it have passed."""
+    """Opens an engine with the checkpoint that compares each server that joins; all that hold it have passed."""
 
     @asynccontextmanager
     async def opened(*fakes: FakeSglang, all_passed: bool = True, **options: Any) -> AsyncIterator[Run]:
@@ -111,7 +111,7 @@ def opened(renderer: Renderer, checkpoint: Path) -> Any:
 
 
 def away(fake: FakeSglang) -> FakeSglang:
-    """It takes no weights when the engine opens, and joins a moment later."""
+    """Makes the server refuse weights when the engine opens, so that it joins a moment later."""
     fake.instead["/update_weights_from_disk"] = [Answer(status=500)]
     return fake
 
@@ -152,7 +152,7 @@ async def test_given_tokens_are_scored_one_by_one_under_the_request_s_own_distri
     assert run.compare.scores == tuple((-1.0 - (token_id % 7) / 4 - 1) / 0.7 for token_id in REPLY)
 
 
-async def test_no_episode_waits_for_a_comparison_while_another_server_is_well(start: Start, opened: Any) -> None:
+async def test_no_episode_waits_for_a_comparison_while_another_server_is_healthy(start: Start, opened: Any) -> None:
     good, late = start(), away(start())
     async with opened(good, late) as run:
         run.compare.duration_s = 6.0
@@ -164,7 +164,7 @@ async def test_no_episode_waits_for_a_comparison_while_another_server_is_well(st
         assert num_sampled(late) == 0
 
 
-async def test_a_refused_server_is_left_out_with_pauses_that_grow(
+async def test_a_refused_server_is_compared_again_only_after_pauses_that_grow(
     start: Start, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sglang_newcomers, "FIRST_REFUSAL_S", 0.1)
@@ -184,7 +184,7 @@ async def test_a_refused_server_is_left_out_with_pauses_that_grow(
     assert pauses == ["0.1 s", "0.2 s", "0.4 s", "480 s"]
 
 
-async def test_a_refused_server_that_was_mended_is_admitted_after_its_pause(
+async def test_a_refused_server_that_was_repaired_is_admitted_after_its_pause(
     start: Start, opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sglang_newcomers, "FIRST_REFUSAL_S", 0.2)
@@ -214,7 +214,7 @@ async def test_a_lost_connection_costs_no_comparison_and_a_new_process_does(
 
 
 async def test_a_server_whose_process_changed_between_two_responses_is_compared(start: Start, opened: Any) -> None:
-    """No request fails: what it answers names weights that it was not given."""
+    """No request fails: responses of the new process name weights that it was not given."""
     good, other = start(), start()
     async with opened(good, other) as run:
         restart(other)
@@ -242,7 +242,7 @@ async def test_the_only_server_is_compared_with_the_checkpoint_loaded_last_and_r
         assert len(run.compare.made) == 2
 
 
-async def test_one_of_several_is_compared_with_a_checkpoint_only_when_no_other_has_come(
+async def test_one_of_several_servers_is_compared_with_the_checkpoint_only_if_no_other_server_has_passed(
     start: Start, opened: Any
 ) -> None:
     one, other = start(), start()
@@ -250,7 +250,7 @@ async def test_one_of_several_is_compared_with_a_checkpoint_only_when_no_other_h
         for fake in (one, other):
             restart(fake)
 
-        # A server whose restart nobody has noticed may be named first: its answers are of unknown weights.
+        # A server whose restart is not noticed yet may be named first: its responses are of unknown weights.
         def references() -> list[str]:
             return [reference for _, reference in run.compare.made]
 
@@ -308,7 +308,7 @@ async def test_weights_that_change_during_a_comparison_make_it_void(start: Start
 
 
 async def test_engines_of_one_run_compare_a_server_once_and_refuse_it_once(start: Start, opened: Any) -> None:
-    """As rollout actors, whose servers the program that starts them has probed."""
+    """As with rollout actors: the program that starts them has already probed their servers."""
     probed, late, bad = start(), start(), start()
     async with opened(probed):
         pass

@@ -50,7 +50,7 @@ async def open_engines(
     return [await stack.enter_async_context(engine_of(renderer, fake, **options)) for _ in range(count)]
 
 
-async def test_eight_engines_load_what_they_share_once(
+async def test_eight_engines_load_shared_weights_once(
     renderer: Renderer, start: Start, checkpoints: dict[int, Path]
 ) -> None:
     fake = start(load_s=0.2)

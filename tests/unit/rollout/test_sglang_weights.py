@@ -40,7 +40,7 @@ def other_tower(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "checkpoints" / "three", tower=1)
 
 
-async def test_weights_reach_every_server_between_a_pause_and_its_end(
+async def test_every_server_is_paused_while_it_loads_weights(
     renderer: Renderer, start: Start, checkpoint: Path
 ) -> None:
     fakes = [start(), start()]
@@ -60,7 +60,7 @@ async def test_weights_reach_every_server_between_a_pause_and_its_end(
     assert fakes[0].label == fakes[1].label
 
 
-async def test_a_server_that_fails_an_update_samples_nothing_until_it_holds_it(
+async def test_a_server_that_fails_an_update_is_not_sampled_from_until_it_has_the_weights(
     renderer: Renderer, start: Start, checkpoint: Path
 ) -> None:
     good, bad = start(), start(reply=(50,))
@@ -80,7 +80,7 @@ async def test_a_server_that_fails_an_update_samples_nothing_until_it_holds_it(
     assert {result.policy_version for result in later} == {4}
 
 
-async def test_weights_that_no_server_takes_leave_the_engine_with_the_old_ones(
+async def test_the_engine_keeps_the_old_weights_if_no_server_loads_the_new_ones(
     renderer: Renderer, start: Start, checkpoint: Path, other: Path
 ) -> None:
     fake = start()
@@ -93,9 +93,7 @@ async def test_weights_that_no_server_takes_leave_the_engine_with_the_old_ones(
         assert (await engine.generate(text_request(renderer))).policy_version == 1
 
 
-async def test_a_server_started_anew_is_given_the_weights_of_the_moment(
-    renderer: Renderer, start: Start, checkpoint: Path
-) -> None:
+async def test_a_restarted_server_gets_the_current_weights(renderer: Renderer, start: Start, checkpoint: Path) -> None:
     fake = start()
     async with engine_of(renderer, fake) as engine:
         await engine.load_weights(checkpoint, policy_version=6)
@@ -131,7 +129,7 @@ async def test_each_token_says_which_weights_sampled_it(
     assert result.policy_versions == (1, 1, 2)
 
 
-async def test_a_server_paused_for_an_update_goes_on_when_the_update_is_cancelled(
+async def test_a_server_paused_for_an_update_continues_when_the_update_is_cancelled(
     renderer: Renderer, start: Start, checkpoint: Path
 ) -> None:
     fake = start()
@@ -146,7 +144,7 @@ async def test_a_server_paused_for_an_update_goes_on_when_the_update_is_cancelle
         assert not fake.sessions, "the lock must be released"
 
 
-async def test_servers_with_different_weights_are_not_sampled_as_one(renderer: Renderer, start: Start) -> None:
+async def test_servers_with_different_weights_are_not_sampled_together(renderer: Renderer, start: Start) -> None:
     fakes = [start(), start(label="other")]
     async with engine_of(renderer, *fakes) as engine:
         await engine.health()
@@ -162,7 +160,7 @@ async def test_health_refuses_servers_of_different_models(renderer: Renderer, st
             await engine.health()
 
 
-async def test_health_refuses_log_probabilities_before_temperature(renderer: Renderer, start: Start) -> None:
+async def test_health_refuses_log_probabilities_that_ignore_the_temperature(renderer: Renderer, start: Start) -> None:
     async with engine_of(renderer, start(ignores_temperature=True)) as engine:
         with pytest.raises(EngineError, match="start it without SGLANG_RETURN_ORIGINAL_LOGPROB=1"):
             await engine.health()
@@ -191,7 +189,7 @@ async def test_a_server_that_keeps_stale_images_is_refused_where_the_vision_towe
     assert {folder.name for folder in checkpoint.parent.iterdir()} == {"one", "three"}
 
 
-async def test_a_server_of_another_model_is_asked_for_stale_images_at_the_first_load(
+async def test_a_server_of_another_model_is_checked_for_stale_images_at_the_first_load(
     renderer: Renderer, start: Start, checkpoint: Path
 ) -> None:
     fake = start(keeps_stale_images=True, model_path="some/model")
@@ -200,7 +198,7 @@ async def test_a_server_of_another_model_is_asked_for_stale_images_at_the_first_
             await engine.load_weights(checkpoint, policy_version=1)
 
 
-async def test_a_server_without_stale_images_is_checked_once_by_all_engines_together(
+async def test_a_server_without_stale_images_is_checked_once_for_all_engines(
     renderer: Renderer, start: Start, checkpoint: Path, other_tower: Path
 ) -> None:
     fake = start()
@@ -220,7 +218,9 @@ async def test_a_frozen_vision_tower_needs_no_check(
     assert fake.num_loads == 2
 
 
-async def test_a_router_gives_way_to_its_servers(renderer: Renderer, start: Start, checkpoint: Path) -> None:
+async def test_the_servers_behind_a_router_are_used_directly(
+    renderer: Renderer, start: Start, checkpoint: Path
+) -> None:
     workers = [start(), start()]
     router = start(workers=tuple(worker.url for worker in workers))
     async with engine_of(renderer, router) as engine:

@@ -1,4 +1,4 @@
-"""The shaped reward, term by term, against numbers worked by hand."""
+"""The shaped reward, term by term, against numbers calculated by hand."""
 
 import math
 
@@ -82,11 +82,11 @@ def test_efficiency_is_the_share_of_turns_left() -> None:
         ([CLICK, TYPE], "low", 0.4 * 2 / 3 + 0.4 + 0.2),
         # one type, 1 of 2 steps, one modality
         ([TYPE], "low", 0.4 / 3 + 0.4 / 2 + 0.2 / 2),
-        # terminate is a type and no modality
+        # terminate is a type but not a modality
         ([CLICK, TYPE, DONE], "low", 0.4 + 0.4 + 0.2),
         # eight steps where five were expected: 5/8
         ([CLICK] * 8, "low", 0.4 / 3 + 0.4 * 5 / 8 + 0.1),
-        # twenty steps: 5/20 is held at one half
+        # twenty steps: 5/20 is raised to one half
         ([CLICK] * 20, "low", 0.4 / 3 + 0.4 / 2 + 0.1),
         # a drag is named click and drag
         ([step("left_click_drag")] * 2, "low", 0.4 / 3 + 0.4 + 0.2),
@@ -96,7 +96,9 @@ def test_efficiency_is_the_share_of_turns_left() -> None:
         ([UNKNOWN], "low", 0.0),
     ],
 )
-def test_tool_calling_by_hand(steps: list[StepSignals], complexity: str, expected: float) -> None:
+def test_the_tool_calling_term_is_the_value_calculated_by_hand(
+    steps: list[StepSignals], complexity: str, expected: float
+) -> None:
     assert tool_calling(steps, complexity=complexity) == pytest.approx(expected)
 
 
@@ -107,13 +109,13 @@ def test_tool_calling_by_hand(steps: list[StepSignals], complexity: str, expecte
         ([TYPE], 0.0),
         # one repeat in two steps: .40 / 2
         ([CLICK, CLICK], 0.20),
-        # another place is no repeat
+        # a click at another place is not a repeat
         ([CLICK, step("left_click", coordinate=(9, 9))], 0.0),
-        # nine repeats in ten: .36, held at .30
+        # nine repeats in ten: .36, capped at .30
         ([CLICK] * 10, 0.30),
         # one unknown in four: .30 / 4
         ([CLICK, TYPE, UNKNOWN, KEY], 0.075),
-        # three unknown in four: .225 held at .15, and two repeats in four
+        # three unknown in four: .225 capped at .15, and two repeats in four
         ([TYPE, UNKNOWN, UNKNOWN, UNKNOWN], 0.15 + 0.20),
         # a single step is neither a repeat nor invalid
         ([UNKNOWN], 0.0),
@@ -126,11 +128,11 @@ def test_tool_calling_by_hand(steps: list[StepSignals], complexity: str, expecte
         ([WAIT, WAIT], 0.3 + 0.2),
     ],
 )
-def test_penalties_by_hand(steps: list[StepSignals], expected: float) -> None:
+def test_the_penalties_are_the_values_calculated_by_hand(steps: list[StepSignals], expected: float) -> None:
     assert sum(penalty_terms(steps).values()) == pytest.approx(expected)
 
 
-def test_the_shaped_reward_by_hand() -> None:
+def test_the_shaped_reward_is_the_value_calculated_by_hand() -> None:
     # All parsed and executed, one of two screens changed: .10 + .15 + .05/2; tool calling .25 * (4/15 + .4 + .1);
     # efficiency .05 * 6/8. No penalty: type, then terminate.
     steps = [step("type", screen_changed=True), DONE]
@@ -170,7 +172,7 @@ def shaped(task: float, steps: list[StepSignals], section: RewardSection) -> flo
 
 
 @given(section=bounded_sections, failed=episodes, solved=episodes, task=st.floats(0, 1), success=st.floats(0, 1))
-def test_bounded_shaping_gives_no_failure_what_any_success_earns(
+def test_bounded_shaping_gives_every_failure_less_than_any_success(
     section: RewardSection, failed: list[StepSignals], solved: list[StepSignals], task: float, success: float
 ) -> None:
     threshold = section.success_threshold
@@ -179,7 +181,7 @@ def test_bounded_shaping_gives_no_failure_what_any_success_earns(
 
 
 @given(section=bounded_sections, steps=episodes, tasks=st.lists(st.floats(0, 1), min_size=2, max_size=2))
-def test_bounded_shaping_never_pays_less_for_a_better_graders_word(
+def test_bounded_shaping_never_gives_less_for_a_higher_task_reward(
     section: RewardSection, steps: list[StepSignals], tasks: list[float]
 ) -> None:
     worse, better = sorted(tasks)
@@ -187,12 +189,12 @@ def test_bounded_shaping_never_pays_less_for_a_better_graders_word(
 
 
 @given(section=bounded_sections, steps=episodes, task=st.floats(0, 1))
-def test_shaping_draws_nothing(section: RewardSection, steps: list[StepSignals], task: float) -> None:
+def test_shaping_is_deterministic(section: RewardSection, steps: list[StepSignals], task: float) -> None:
     assert shaped(task, steps, section) == shaped(task, list(steps), section.model_copy())
 
 
-def test_bounded_shaping_by_hand() -> None:
-    # One executed step of one weight: process 1, of which alpha 0.4 counts in the room below the threshold 0.5.
+def test_bounded_shaping_gives_the_values_calculated_by_hand() -> None:
+    # One executed step of one weight: the process score is 1; alpha 0.4 scales it below the threshold 0.5.
     weights = only(action_executed=1.0).model_dump()
     section = RewardSection(**{**weights, "shaping": "bounded", "alpha": 0.4})
     assert shaped(0.0, [TYPE], section) == pytest.approx(0.5 * 0.4)
@@ -204,6 +206,6 @@ def test_bounded_shaping_by_hand() -> None:
     assert shaped(0.0, [UNKNOWN], section) == 0.0
 
 
-def test_no_shaping_leaves_the_graders_word() -> None:
+def test_without_shaping_the_reward_is_that_of_the_grader() -> None:
     section = RewardSection(shaping="none")
     assert [shaped(task, [CLICK] * 9, section) for task in (0.0, 0.3, 1.0)] == [0.0, 0.3, 1.0]

@@ -1,4 +1,4 @@
-"""The ring of steps: returns by hand, capacity, balance, and the store it is filled from."""
+"""The ring buffer of steps: returns calculated by hand, capacity, balance, and filling it from the store."""
 
 import threading
 from collections import Counter
@@ -44,7 +44,7 @@ def test_returns_are_discounted_from_the_end() -> None:
     assert [one.is_last for one in everything(buffer)] == [False, False, True]
 
 
-def test_without_discount_every_step_has_the_outcome() -> None:
+def test_without_a_discount_the_return_of_every_step_is_the_outcome() -> None:
     buffer = StepReplayBuffer()
     assert buffer.add_episode(rollout("e", 1.0, action_types=("click", "type", "key"))) == 3
     assert [one.discounted_return for one in everything(buffer)] == [1.0, 1.0, 1.0]
@@ -72,7 +72,7 @@ def test_steps_wait_until_their_episode_ends() -> None:
     ]
 
 
-def test_the_ring_forgets_the_oldest_steps() -> None:
+def test_a_full_ring_drops_the_oldest_steps() -> None:
     buffer = StepReplayBuffer(capacity=3)
     add(buffer, "a", [0.0, 1.0])
     add(buffer, "b", [0.0, 1.0])
@@ -80,7 +80,7 @@ def test_the_ring_forgets_the_oldest_steps() -> None:
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if not outcome.is_valid])
-def test_a_fault_never_enters(outcome: Outcome) -> None:
+def test_an_episode_with_a_fault_is_never_added(outcome: Outcome) -> None:
     buffer = StepReplayBuffer()
     assert buffer.add_episode(rollout("e", None, outcome=outcome)) == 0
     assert len(buffer) == 0
@@ -128,7 +128,7 @@ def test_statistics_count_both_sides_of_the_threshold_and_steps_by_episode() -> 
     assert buffer.stats.num_steps == 0
 
 
-def test_the_store_fills_it_by_a_condition(tmp_path: Path) -> None:
+def test_the_ring_is_filled_from_the_store_by_a_condition(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     TrajectoryStore(state).write_episodes(
         "p",
@@ -151,13 +151,13 @@ def test_the_store_fills_it_by_a_condition(tmp_path: Path) -> None:
     assert {one.step.episode_id for one in everything(StepReplayBuffer.from_store(state, capacity=1))} == {"failed"}
 
 
-def test_a_condition_that_is_no_sql_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_condition_that_is_not_valid_sql_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="cannot fill the step buffer where no_such_column = 1"):
         StepReplayBuffer.from_store(StateDir(tmp_path), "no_such_column = 1")
 
 
 @pytest.mark.parametrize("bad", [{"capacity": 0}, {"reward_discount": 1.5}, {"reward_discount": -0.1}])
-def test_settings_that_cannot_be_are_refused(bad: dict) -> None:
+def test_invalid_settings_are_refused(bad: dict) -> None:
     with pytest.raises(ValueError, match="invalid capacity"):
         StepReplayBuffer(**bad)
 
@@ -172,7 +172,7 @@ def test_threads_may_add_and_sample_at_once() -> None:
                 add(buffer, f"{name}-{index}", [0.0, 1.0])
                 assert len(buffer.sample(4)) <= 4
                 assert buffer.stats.num_steps <= 500
-        except BaseException as error:  # noqa: BLE001 - told by the test's own thread
+        except BaseException as error:  # noqa: BLE001 - reported by the test's own thread
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(f"w{number}",)) for number in range(4)]

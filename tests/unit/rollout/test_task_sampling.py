@@ -1,4 +1,4 @@
-"""Which task comes next: each once before any again, or in proportion to what it teaches; always by seed."""
+"""The choice of the next task: each once before any repeats, or in proportion to what it teaches; always by seed."""
 
 import itertools
 from collections import Counter
@@ -26,7 +26,7 @@ def recent(successes: int, valid: int = 8) -> RecentEpisodes:
     return RecentEpisodes(num_valid=valid, num_successes=successes)
 
 
-def test_every_task_is_drawn_once_before_any_comes_again() -> None:
+def test_every_task_is_drawn_once_before_any_is_repeated() -> None:
     sampler = RoundRobin(TASKS, seed="x", tasks_per_update=3)
     drawn = [task.task_id for update in range(7) for task in itertools.islice(sampler.tasks_of(update), 3)]
     assert set(drawn[:7]) == ALL
@@ -37,7 +37,7 @@ def test_every_task_is_drawn_once_before_any_comes_again() -> None:
     assert drawn != [other.task_of(serial).task_id for serial in range(21)]
 
 
-def test_every_update_has_its_share_of_each_domain() -> None:
+def test_every_update_draws_each_domain_in_proportion_to_its_tasks() -> None:
     tasks = [replace(task, domain="os" if index < 20 else "chrome") for index, task in enumerate(make_tasks(60))]
     for seed in range(20):
         sampler = RoundRobin(tasks, seed=str(seed), tasks_per_update=6)
@@ -46,7 +46,7 @@ def test_every_update_has_its_share_of_each_domain() -> None:
             assert 1 <= domains["os"] <= 3, "a third of the tasks: two of six, one more or less"
 
 
-def test_a_task_in_anothers_place_is_one_that_the_update_has_not_yet() -> None:
+def test_a_replacement_task_is_one_that_the_update_does_not_have_yet() -> None:
     for update in range(10):
         sampler = RoundRobin(TASKS, seed="x", tasks_per_update=3)
         drawn = [task.task_id for task in itertools.islice(sampler.tasks_of(update), 9)]
@@ -55,12 +55,12 @@ def test_a_task_in_anothers_place_is_one_that_the_update_has_not_yet() -> None:
         assert set(drawn[3 : 3 + len(missing)]) == missing
 
 
-def test_no_tasks_is_said_at_once() -> None:
+def test_a_sampler_without_tasks_is_an_error_at_once() -> None:
     with pytest.raises(TableError, match="there are no tasks"):
         RoundRobin([], seed="x", tasks_per_update=3)
 
 
-def test_weight_is_one_on_target_and_the_floor_where_nothing_is_to_be_learned() -> None:
+def test_weight_is_one_at_the_target_and_the_floor_where_nothing_is_left_to_learn() -> None:
     assert task_weight(RecentEpisodes(), target=0.3, floor=0.1) == pytest.approx(1.0)
     # (4 + 1) / (8 + 2) = 0.5, on target.
     assert task_weight(recent(4), target=0.5, floor=0.1) == pytest.approx(1.0)
@@ -72,7 +72,7 @@ def test_weight_is_one_on_target_and_the_floor_where_nothing_is_to_be_learned() 
     assert task_weight(recent(0), target=0.2, floor=0.1) == pytest.approx(0.8)
 
 
-def test_tasks_near_the_target_come_more_often_and_none_is_forgotten() -> None:
+def test_tasks_near_the_target_are_drawn_more_often_and_all_others_are_still_drawn() -> None:
     rates = {"t0": recent(100, 100), "t1": recent(50, 100), "t2": recent(0, 100)}
     sampler = Curriculum(TASKS[:3], seed="x", target=0.5, floor=0.1, read_recent=lambda update: rates)
     sampler.look(1)
@@ -86,7 +86,7 @@ def test_tasks_near_the_target_come_more_often_and_none_is_forgotten() -> None:
     assert {task.task_id for task in itertools.islice(sampler.tasks_of(3), 3)} == {"t0", "t1", "t2"}
 
 
-def test_a_curriculum_draws_the_same_from_the_same_record() -> None:
+def test_a_curriculum_draws_the_same_tasks_from_the_same_record() -> None:
     asked: list[int] = []
 
     def read(update: int) -> dict[str, RecentEpisodes]:
@@ -135,7 +135,7 @@ def test_recent_success_counts_the_last_groups_of_the_stage_and_of_those_before_
     assert recent_success(state, stage_key="new", lineage=[], update=5, num_groups=8) == {}
 
 
-def test_a_group_that_was_held_tells_nothing_of_its_task(tmp_path: Path) -> None:
+def test_a_held_group_does_not_count_in_the_recent_success_of_its_task(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     groups = []
     for name, status, outcome in (
@@ -149,7 +149,7 @@ def test_a_group_that_was_held_tells_nothing_of_its_task(tmp_path: Path) -> None
     assert found == {"t0": recent(0, 1)}
 
 
-def test_recent_success_ends_where_the_milestone_it_goes_on_from_was_kept(tmp_path: Path) -> None:
+def test_recent_success_of_a_parent_ends_at_the_milestone_that_training_continues_from(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     for update, outcome in enumerate((Outcome.SUCCESS, Outcome.FAILURE, Outcome.SUCCESS)):
         group = make_group(f"parent-u{update:04d}-g00", TASKS[0], update, [make_ended(f"e{update}", outcome=outcome)])

@@ -33,7 +33,7 @@ UNUSED_URL = "http://127.0.0.1:9"
 
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    """This process sends its traces there."""
+    """The collector that this process sends its traces to."""
     with collecting_traces() as collector, tracing_to(collector.url):
         yield collector
 
@@ -44,7 +44,7 @@ def play(task: Task, plan: EpisodePlan, settings: EpisodeSettings, make_tools: T
     return lambda desktops, answers: run_episode(task, plan, tools=make_tools(desktops, answers), settings=settings)
 
 
-async def test_an_episode_is_one_trace_whose_id_follows_from_its_own(
+async def test_an_episode_is_one_trace_whose_id_follows_from_the_id_of_the_episode(
     collector: Collector, play: Play, fake_desktop: Any
 ) -> None:
     assert (await play([fake_desktop()], [TYPE, DONE])).outcome is Outcome.SUCCESS
@@ -77,7 +77,7 @@ async def test_an_attempt_that_failed_is_in_the_trace_with_its_error(
 
 
 def test_a_query_finds_the_trace_of_an_episode() -> None:
-    """As docs/scaling.md does it."""
+    """The expression is that of docs/scaling.md."""
     ((found,),) = duckdb.sql("SELECT left(sha256('e1'), 32)").fetchall()
     assert found == f"{ids_of('e1')[0]:032x}"
 
@@ -94,7 +94,7 @@ def test_a_span_of_a_later_process_joins_the_episodes_trace(collector: Collector
     assert 2 <= collector.spans[-1].seconds < 3
 
 
-def test_a_sampler_that_takes_a_share_takes_the_same_episodes_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampler_of_a_share_selects_the_same_episodes_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_traceidratio")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.3")
     names = [f"e{number}" for number in range(100)]
@@ -135,7 +135,7 @@ async def test_calls_of_an_episode_carry_its_context_and_other_calls_none(collec
 
 @quick(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(header=st.binary(max_size=80) | st.from_regex(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"))
-def test_any_header_of_a_client_is_a_context_or_none(collector: Collector, header: bytes) -> None:
+def test_any_header_of_a_client_gives_a_valid_context_or_none(collector: Collector, header: bytes) -> None:
     with served_span("GET", {b"traceparent": header, b"tracestate": header}) as served:
         assert served is None or served.get_span_context().is_valid
 
@@ -155,7 +155,7 @@ print("opentelemetry.sdk" in sys.modules)
 
 
 @pytest.mark.parametrize("endpoint", ["", UNUSED_URL])
-def test_without_a_collector_a_program_goes_on_and_ends(endpoint: str) -> None:
+def test_a_program_runs_to_its_end_without_a_collector(endpoint: str) -> None:
     started = time.monotonic()
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT],
@@ -168,7 +168,7 @@ def test_without_a_collector_a_program_goes_on_and_ends(endpoint: str) -> None:
     assert time.monotonic() - started < 20
 
 
-async def test_a_program_of_a_user_with_our_library_needs_no_packages_for_its_own_traces(
+async def test_our_library_needs_no_packages_in_a_users_program_that_sends_its_own_traces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", UNUSED_URL)

@@ -104,7 +104,7 @@ async def test_a_placeholder_is_never_sampled_however_likely(
     assert not any(banned & set(result.token_ids) for result in results)
 
 
-async def test_generation_ends_at_the_stop_string_which_stays(
+async def test_generation_ends_at_the_stop_string_and_keeps_it(
     engine: TransformersEngine, make_request: MakeRequest, renderer: Renderer
 ) -> None:
     free = await engine.generate(make_request("hello", [], max_new_tokens=12, seed=4))
@@ -149,7 +149,7 @@ async def test_a_response_that_takes_too_long_is_an_engine_error(
     await engine.close()
 
 
-async def test_loaded_weights_answer_under_their_version(
+async def test_responses_after_a_load_have_the_version_of_the_loaded_weights(
     tiny_folder: Path, processor: Any, engine: TransformersEngine, make_request: MakeRequest, model: Any
 ) -> None:
     request = make_request("hello", [(64, 64)], seed=9)
@@ -163,13 +163,13 @@ async def test_loaded_weights_answer_under_their_version(
     assert largest_difference(original, processor, request, after) < 1e-4
 
 
-async def test_weights_that_are_not_there_are_named(engine: TransformersEngine, tmp_path: Path) -> None:
+async def test_missing_weights_are_an_error_that_names_their_folder(engine: TransformersEngine, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot load the weights at"):
         await engine.load_weights(tmp_path, policy_version=6)
     assert engine.policy_version == 5
 
 
-async def test_a_closed_engine_answers_nobody(model: Any, processor: Any, make_request: MakeRequest) -> None:
+async def test_a_closed_engine_refuses_requests(model: Any, processor: Any, make_request: MakeRequest) -> None:
     engine = TransformersEngine(model, processor)
     await engine.close()
     with pytest.raises(EngineError, match="is closed"):
@@ -199,7 +199,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     assert chosen(1.0) == [0, 1, 2, 3]
 
 
-def test_chances_spread_evenly_choose_tokens_as_often_as_they_are_likely() -> None:
+def test_evenly_spread_chances_choose_each_token_as_often_as_its_probability_says() -> None:
     logits_V = torch.tensor([0.0, 1.0, 2.0, 9.0])
     chances = [(index + 0.5) / 1000 for index in range(1000)]
     banned_V = torch.tensor([False, False, False, True])
@@ -218,7 +218,7 @@ def test_the_highest_chance_never_chooses_a_banned_or_impossible_token() -> None
     assert ids == [1]
 
 
-def test_a_stop_string_is_seen_wherever_tokens_part_it(renderer: Renderer) -> None:
+def test_a_stop_string_is_found_even_if_it_is_split_across_tokens(renderer: Renderer) -> None:
     check = StopCheck(renderer)
     for stop in ("</tool_call>", "\nuser", "schön", "end."):
         ids = renderer.encode(f"some text {stop}")
@@ -226,7 +226,9 @@ def test_a_stop_string_is_seen_wherever_tokens_part_it(renderer: Renderer) -> No
         assert found == [False] * (len(ids) - 1) + [True]
 
 
-async def test_generation_gives_torchs_threads_back(engine: TransformersEngine, make_request: MakeRequest) -> None:
+async def test_generation_restores_the_number_of_torch_threads(
+    engine: TransformersEngine, make_request: MakeRequest
+) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

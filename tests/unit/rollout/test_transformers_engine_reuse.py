@@ -1,5 +1,5 @@
 """Turns of many episodes through the in-process engine: what is kept between them, what an update does to responses in
-flight, and that a response is the same in any company."""
+flight, and that a response does not depend on the other episodes."""
 
 import asyncio
 import itertools
@@ -34,7 +34,7 @@ def converse(renderer: Renderer, noise_png: Noise) -> Converse:
 
 
 class CountingCache(PixelCache):
-    """Counts the images that were asked for."""
+    """Counts the images that are requested."""
 
     num_asked = 0
 
@@ -44,7 +44,7 @@ class CountingCache(PixelCache):
 
 
 def count_read_tokens(model: Any) -> list[int]:
-    """Grows by the number of new tokens at each forward pass of the language model."""
+    """A list that gets the number of new tokens at each forward pass of the language model."""
     counts: list[int] = []
     model.model.language_model.register_forward_pre_hook(
         lambda _, __, kwargs: counts.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True
@@ -53,7 +53,7 @@ def count_read_tokens(model: Any) -> list[int]:
 
 
 def event_after_passes(model: Any, number: int) -> asyncio.Event:
-    """Set when the language model begins so many more forward passes."""
+    """An event that is set when the language model starts its `number`-th forward pass from now."""
     event, loop, passes = asyncio.Event(), asyncio.get_running_loop(), itertools.count(1)
 
     def count(*_: Any) -> None:
@@ -72,12 +72,12 @@ async def play(
         await asyncio.sleep(delay_s)
         request = conversation.ask(f"turn {turn}", ((64, 96), (96, 64), (32, 32))[turn % 3])
         result = await engine.generate(request)
-        conversation.hear(result)
+        conversation.receive(result)
         turns.append((request, result))
     return turns
 
 
-def test_positions_are_those_that_the_model_counts(model: Any, processor: Any, converse: Converse) -> None:
+def test_rope_positions_equal_those_of_the_model(model: Any, processor: Any, converse: Converse) -> None:
     conversation = converse("e")
     for size in ((64, 96), (160, 32), (32, 32)):
         request = conversation.ask("look", size)
@@ -93,7 +93,7 @@ def test_positions_are_those_that_the_model_counts(model: Any, processor: Any, c
     assert ours.max() + 1 - ours.shape[1] == int(delta)
 
 
-async def test_a_turn_reads_its_new_tokens_and_encodes_its_new_image_alone(
+async def test_a_turn_reads_only_its_new_tokens_and_encodes_only_its_new_image(
     model: Any, processor: Any, converse: Converse
 ) -> None:
     counts, cache = count_read_tokens(model), CountingCache()
@@ -109,7 +109,9 @@ async def test_a_turn_reads_its_new_tokens_and_encodes_its_new_image_alone(
         assert largest_difference(model, processor, request, result) < 1e-4
 
 
-async def test_turns_with_and_without_reuse_say_the_same(model: Any, processor: Any, converse: Converse) -> None:
+async def test_turns_with_and_without_reuse_have_the_same_responses(
+    model: Any, processor: Any, converse: Converse
+) -> None:
     said = []
     for reuse in (True, False):
         engine = TransformersEngine(model, processor, reuse_kv_cache=reuse)
@@ -121,7 +123,9 @@ async def test_turns_with_and_without_reuse_say_the_same(model: Any, processor: 
         assert kept.logprobs == pytest.approx(plain.logprobs, abs=1e-5)
 
 
-async def test_an_episode_among_others_is_the_episode_alone(model: Any, processor: Any, converse: Converse) -> None:
+async def test_an_episode_has_the_same_responses_among_others_and_alone(
+    model: Any, processor: Any, converse: Converse
+) -> None:
     engine = TransformersEngine(model, processor, max_batch=6)
     names = [f"episode {index}" for index in range(8)]
     together = await asyncio.gather(
@@ -135,12 +139,12 @@ async def test_an_episode_among_others_is_the_episode_alone(model: Any, processo
             assert first.logprobs == pytest.approx(second.logprobs, abs=1e-5)
 
 
-async def test_a_prompt_that_does_not_extend_what_is_kept_is_read_whole(
+async def test_a_prompt_that_does_not_extend_the_kept_one_is_read_in_full(
     model: Any, processor: Any, converse: Converse, noise_png: Noise
 ) -> None:
     engine = TransformersEngine(model, processor)
     conversation = converse("e")
-    conversation.hear(await engine.generate(conversation.ask("one")))
+    conversation.receive(await engine.generate(conversation.ask("one")))
     second = conversation.ask("two")
     other_image = replace(second, images=(noise_png(64, 96, 99), second.images[1]))
     other_token = replace(second, token_ids=(second.token_ids[0], second.token_ids[1] + 1, *second.token_ids[2:]))
@@ -150,10 +154,10 @@ async def test_a_prompt_that_does_not_extend_what_is_kept_is_read_whole(
     await engine.close()
 
 
-async def test_a_turn_asked_again_is_answered_again(model: Any, processor: Any, converse: Converse) -> None:
+async def test_a_repeated_request_gets_the_same_response(model: Any, processor: Any, converse: Converse) -> None:
     engine = TransformersEngine(model, processor)
     conversation = converse("e")
-    conversation.hear(await engine.generate(conversation.ask("one")))
+    conversation.receive(await engine.generate(conversation.ask("one")))
     request = conversation.ask("two")
     first, second = await engine.generate(request), await engine.generate(request)
     await engine.close()
@@ -161,12 +165,12 @@ async def test_a_turn_asked_again_is_answered_again(model: Any, processor: Any, 
     assert first.logprobs == pytest.approx(second.logprobs, abs=1e-5)
 
 
-async def test_kept_keys_and_values_stay_within_their_budget_and_the_longest_unused_go_first(
+async def test_kept_keys_and_values_stay_within_their_budget_and_the_least_recently_used_go_first(
     model: Any, processor: Any, converse: Converse
 ) -> None:
     engine = TransformersEngine(model, processor)
     first = converse("aaa")
-    first.hear(await engine.generate(first.ask("one")))
+    first.receive(await engine.generate(first.ask("one")))
     one_episode = engine.num_kept_bytes
     await engine.close()
 
@@ -174,7 +178,7 @@ async def test_kept_keys_and_values_stay_within_their_budget_and_the_longest_unu
     engine = TransformersEngine(model, processor, kv_cache_bytes=int(one_episode * 2.5))
     conversations = {name: converse(name) for name in ("aaa", "bbb", "ccc")}
     for name in ("aaa", "bbb", "ccc"):
-        conversations[name].hear(await engine.generate(conversations[name].ask("one", max_new_tokens=4)))
+        conversations[name].receive(await engine.generate(conversations[name].ask("one", max_new_tokens=4)))
         assert engine.num_kept_bytes <= one_episode * 2.5
     counts.clear()
     for name, is_kept in (("aaa", False), ("ccc", True)):
@@ -194,7 +198,7 @@ async def test_a_forgotten_episode_takes_no_memory(model: Any, processor: Any, c
     await engine.generate(nameless)
     assert engine.num_kept_bytes == kept > 0
     await engine.forget("e")
-    await engine.forget("never heard of")
+    await engine.forget("never received of")
     assert engine.num_kept_bytes == 0
     await engine.close()
 
@@ -206,7 +210,7 @@ async def test_nothing_that_old_weights_computed_is_used_after_an_update(
     engine = TransformersEngine(model, processor)
     by_state, by_trainer = converse("state"), converse("trainer")
     for conversation in (by_state, by_trainer):
-        conversation.hear(await engine.generate(conversation.ask("one")))
+        conversation.receive(await engine.generate(conversation.ask("one")))
     await engine.load_state(other.state_dict(), policy_version=1)
     assert (engine.policy_version, engine.num_kept_bytes) == (1, 0)
     request = by_state.ask("two")
@@ -231,9 +235,9 @@ async def test_a_response_in_flight_survives_an_update_and_says_which_weights_sa
     before, after = engine_model(tiny_folder), engine_model(tiny_folder, scale=3.0)
     engine = TransformersEngine(model, processor, policy_version=7)
     first, second = converse("first"), converse("second")
-    # The first has kept keys and values when it is interrupted, so its early image must be encoded again.
-    first.hear(await engine.generate(first.ask("one")))
-    # Greedy, for this model then repeats itself instead of ending its turn early.
+    # The first episode has kept keys and values when it is interrupted: its early image must be encoded again.
+    first.receive(await engine.generate(first.ask("one")))
+    # Greedy sampling: this model then repeats itself instead of ending its turn early.
     endless = {"temperature": 0.0, "max_new_tokens": 150}
     requests = [first.ask("two", **endless), second.ask("one", **endless)]
     has_begun = event_after_passes(model, 20)
@@ -252,7 +256,9 @@ async def test_a_response_in_flight_survives_an_update_and_says_which_weights_sa
         assert result.logprobs == pytest.approx([*old, *new], abs=1e-4)
 
 
-async def test_state_that_does_not_fit_changes_nothing(model: Any, processor: Any, converse: Converse) -> None:
+async def test_a_state_that_does_not_fit_the_model_is_refused_and_changes_nothing(
+    model: Any, processor: Any, converse: Converse
+) -> None:
     engine = TransformersEngine(model, processor)
     request = converse("e").ask("one")
     before = await engine.generate(request)
@@ -269,7 +275,7 @@ async def test_state_that_does_not_fit_changes_nothing(model: Any, processor: An
     await engine.close()
 
 
-async def test_who_gives_up_leaves_the_batch_and_the_others_are_answered(
+async def test_a_cancelled_request_leaves_the_batch_and_the_others_are_answered(
     model: Any, processor: Any, converse: Converse
 ) -> None:
     engine = TransformersEngine(model, processor, max_batch=3)
@@ -281,7 +287,7 @@ async def test_who_gives_up_leaves_the_batch_and_the_others_are_answered(
     ]
     await has_begun.wait()
     tasks[0].cancel()
-    tasks[4].cancel()  # it waits for room
+    tasks[4].cancel()  # this request waits for a place in the batch
     with suppress(asyncio.CancelledError):
         await tasks[0]
     for name, task in list(zip(names, tasks, strict=True))[1:4]:
@@ -294,7 +300,7 @@ async def test_who_gives_up_leaves_the_batch_and_the_others_are_answered(
     await engine.close()
 
 
-async def test_what_is_wrong_with_one_request_is_told_to_it_alone(
+async def test_an_invalid_request_gets_its_own_error_and_the_others_are_answered(
     model: Any, processor: Any, converse: Converse
 ) -> None:
     engine = TransformersEngine(model, processor)
@@ -333,10 +339,12 @@ async def test_a_prompt_that_fails_in_the_model_fails_alone(model: Any, processo
     await engine.close()
 
 
-async def test_closing_answers_whoever_waits(model: Any, processor: Any, converse: Converse) -> None:
+async def test_closing_the_engine_fails_waiting_requests_with_an_error(
+    model: Any, processor: Any, converse: Converse
+) -> None:
     engine = TransformersEngine(model, processor, max_batch=1)
     tasks = [
-        # The likeliest tokens of this model repeat without an end; a drawn one may end the turn before the close.
+        # Greedy tokens of this model repeat without end; a sampled token may end the turn before the close.
         asyncio.create_task(engine.generate(converse(name).ask("one", max_new_tokens=10_000, temperature=0.0)))
         for name in ("a", "b")
     ]

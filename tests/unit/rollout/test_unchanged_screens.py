@@ -1,4 +1,4 @@
-"""A screen that did not change is an observation like any other: what is trained has it where the model saw it."""
+"""An unchanged screen is an observation like any other: the training data has it where the model saw it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from osworld_pipeline.rollout.trajectories import episode_trajectories
 TYPE = load_dialect("slime").format("Type", {"action": "type", "text": "a"})
 
 
-async def test_a_screenshot_that_did_not_change_stays_in_what_is_trained(
+async def test_a_screenshot_that_did_not_change_stays_in_the_training_data(
     task: Task,
     plan: EpisodePlan,
     settings: EpisodeSettings,
@@ -20,7 +20,7 @@ async def test_a_screenshot_that_did_not_change_stays_in_what_is_trained(
     fake_desktop: Any,
 ) -> None:
     class Frozen(fake_desktop):
-        """Shows the first screen for ever."""
+        """Always shows the first screen."""
 
         async def act(self, command: str, *, pause_s: float, note: str = "") -> Any:
             return self._observe()

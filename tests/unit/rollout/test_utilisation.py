@@ -1,4 +1,4 @@
-"""Shares of time: a clock by hand, so that every figure is worked out in the test."""
+"""Shares of busy time: the tests set the clock, so that every figure can be calculated by hand."""
 
 import asyncio
 from contextlib import ExitStack
@@ -35,7 +35,7 @@ def test_share_is_busy_unit_seconds_over_all_unit_seconds() -> None:
     assert meter.shares()[0] == 0.0, "no time has passed"
 
 
-def test_more_waiting_than_units_is_no_more_than_all_busy() -> None:
+def test_more_requests_than_units_count_as_all_units_busy() -> None:
     clock = HandClock()
     meter = BusyMeter(2, clock=clock)
     with ExitStack() as stack:
@@ -46,7 +46,7 @@ def test_more_waiting_than_units_is_no_more_than_all_busy() -> None:
     assert meter.shares()[1] == pytest.approx(0.5)
 
 
-def test_a_meter_can_be_read_without_a_change_of_its_shares() -> None:
+def test_reading_a_meter_does_not_change_its_shares() -> None:
     clock = HandClock()
     meter = BusyMeter(2, clock=clock)
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def test_a_meter_can_be_read_without_a_change_of_its_shares() -> None:
     assert meter.shares() == (pytest.approx(0.5), pytest.approx(0.5))
 
 
-def test_figures_are_named_by_whose_they_are() -> None:
+def test_figures_are_named_after_their_component() -> None:
     clock = HandClock()
     utilisation = Utilisation(
         environments=BusyMeter(2, clock=clock), engine=BusyMeter(1, clock=clock), trainer=BusyMeter(1, clock=clock)
@@ -106,7 +106,7 @@ class SlowEngine:
         self.is_closed = True
 
 
-async def test_a_metered_engine_is_the_engine_with_its_time_taken(tmp_path: Path) -> None:
+async def test_a_metered_engine_behaves_as_its_engine_and_measures_the_busy_time(tmp_path: Path) -> None:
     clock = HandClock()
     meter, engine = BusyMeter(1, clock=clock), SlowEngine(clock)
     metered = MeteredEngine(engine, meter)

@@ -1,5 +1,5 @@
-"""Weights that are copied to the machine of a policy server: what arrives is what was sent, whole or not at all, and
-nothing is written elsewhere."""
+"""Weights that are copied to the machine of a policy server: they arrive unchanged, complete or not at all, and nothing
+is written elsewhere."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def write_changed(folder: Path, target: Path, factor: float) -> Path:
-    """The checkpoint with other weights."""
+    """Writes the checkpoint with other weights."""
     target.mkdir()
     (target / "config.json").write_bytes((folder / "config.json").read_bytes())
     tensors = {name: tensor * factor for name, tensor in load_file(folder / "model.safetensors").items()}
@@ -127,7 +127,7 @@ async def test_an_adapter_and_its_base_are_copied_once(renderer: Renderer, tmp_p
     assert received == {name: sent[name] for name in ("adapter_config.json", "adapter_model.safetensors")}
 
 
-async def test_a_receiver_killed_in_an_upload_keeps_nothing_of_it_and_the_next_one_is_whole(
+async def test_a_receiver_killed_during_an_upload_keeps_nothing_of_it_and_the_next_upload_is_complete(
     server: Server, renderer: Renderer, tiny_folder: Path, tmp_path: Path
 ) -> None:
     with receiving(tmp_path / "received") as receiver:
@@ -159,7 +159,7 @@ async def test_without_a_receiver_the_error_names_its_address(
         await engine.close()
 
 
-def test_only_holders_of_the_token_store_and_only_names_of_weights(tmp_path: Path) -> None:
+def test_an_upload_needs_the_token_and_a_file_name_of_weights(tmp_path: Path) -> None:
     with receiving(tmp_path / "received") as receiver:
         for headers in ({"Authorization": "Bearer other"}, {"Authorization": ""}):
             answer = put(receiver, "/v1/uploads/one/model.safetensors", b"x", **headers)
@@ -200,7 +200,7 @@ async def upload(weights: ReceivedWeights, name: str) -> Path:
     return weights.complete(name, f"of-{name}", {"model.safetensors": 2 + len(name)})
 
 
-async def test_the_weights_used_last_stay(tmp_path: Path) -> None:
+async def test_the_most_recently_used_weights_are_kept(tmp_path: Path) -> None:
     weights = ReceivedWeights(root=tmp_path, keep=2)
     weights.open()
     for age, name in enumerate(("one", "two")):
@@ -211,7 +211,7 @@ async def test_the_weights_used_last_stay(tmp_path: Path) -> None:
     assert weights.find("two") is None
 
 
-def test_a_folder_with_files_of_others_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_with_foreign_files_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "Qwen3-VL-4B").mkdir()
     with pytest.raises(EngineError, match="name an empty or a new folder"):
         ReceivedWeights(root=tmp_path, keep=2).open()
@@ -231,7 +231,7 @@ async def test_a_broken_upload_takes_no_space(tmp_path: Path) -> None:
     assert names_in(tmp_path) == []
 
 
-async def test_of_two_uploads_of_one_name_the_first_stays(tmp_path: Path) -> None:
+async def test_the_first_of_two_uploads_of_the_same_name_is_kept(tmp_path: Path) -> None:
     weights = ReceivedWeights(root=tmp_path, keep=2)
     weights.open()
     first = await upload(weights, "same")
@@ -242,7 +242,9 @@ async def test_of_two_uploads_of_one_name_the_first_stays(tmp_path: Path) -> Non
 
 
 @given(name=st.text(max_size=12), file_name=st.text(max_size=12))
-def test_no_name_leads_out_of_the_root(tmp_path_factory: pytest.TempPathFactory, name: str, file_name: str) -> None:
+def test_no_name_of_weights_or_files_leads_outside_the_root(
+    tmp_path_factory: pytest.TempPathFactory, name: str, file_name: str
+) -> None:
     root = tmp_path_factory.mktemp("root")
     weights = ReceivedWeights(root=root / "store", keep=2)
     weights.open()

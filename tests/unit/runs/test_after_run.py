@@ -1,4 +1,4 @@
-"""What a program does when it has ended well."""
+"""What a program does after it has succeeded."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A budget: what is left of it, and that the store tells what a run has spent, however often it was killed."""
+"""A budget: what is left of it, and that the store counts what a run has spent, even if it was killed many times."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,22 +22,22 @@ from osworld_pipeline.store import TrajectoryStore
         (Budget(tokens=0), "retraining.max_tokens"),
     ],
 )
-def test_a_spent_budget_names_the_key_that_says_so(budget: Budget, key: str) -> None:
+def test_a_spent_budget_names_the_key_that_sets_it(budget: Budget, key: str) -> None:
     assert key in budget.end_reason(now=100.0)
 
 
-def test_what_is_left_or_has_no_limit_ends_nothing() -> None:
+def test_a_budget_that_is_not_spent_or_has_no_limit_ends_nothing() -> None:
     assert Budget(deadline=100.1, episodes=1, tokens=1).end_reason(now=100.0) == ""
     assert UNLIMITED.less(Spent(episodes=10**9, tokens=10**12)).end_reason(now=1e12) == ""
 
 
-def test_a_re_training_has_what_the_recipe_gives_it_from_its_beginning_on() -> None:
+def test_a_re_training_has_the_budget_of_the_recipe_from_its_start_on() -> None:
     recipe = load_recipe("smoke", settings=["retraining.max_wall_s=60", "retraining.max_episodes=5"])
     left = whole_budget(recipe.retraining, began_at=1000.0).less(Spent(episodes=2, tokens=900))
     assert left == Budget(deadline=1060.0, episodes=3, tokens=None)
 
 
-def test_the_store_tells_what_a_run_has_spent_and_a_rerun_counts_once(tmp_path: Path) -> None:
+def test_the_store_counts_what_a_run_has_spent_and_counts_a_rerun_once(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     store = TrajectoryStore(state)
     assert read_spent(state, "run-1") == Spent()

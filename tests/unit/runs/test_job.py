@@ -1,4 +1,4 @@
-"""The input of a program is one model on both sides."""
+"""The input of a program is the same model for the sender and the program."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ EVALUATION = EvaluationJob(
 
 
 @pytest.mark.parametrize("job", [STAGE, EVALUATION])
-def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
+def test_a_job_arrives_unchanged(job: Job) -> None:
     received = type(job).model_validate_json(job.model_dump_json())
     assert received == job
     assert received.recipe.sources == job.recipe.sources
@@ -92,21 +92,21 @@ SHARE = RayShare(rank=RayResources(gpus=8), rollout_actor=RayResources(gpus=1), 
         (Placement.DRIVER, 1, 0, SHARE.driver),
     ],
 )
-def test_a_program_takes_the_resources_of_what_it_computes(
+def test_a_program_takes_the_resources_of_its_placement(
     placement: Placement, num_ranks: int, num_actors: int, expected: RayResources
 ) -> None:
     share = SHARE.model_copy(update={"num_rollout_actors": num_actors})
     assert share.entrypoint(placement, num_ranks) == expected
 
 
-def test_what_a_stage_computes_follows_from_the_stage() -> None:
+def test_the_placement_of_a_program_follows_from_its_stage() -> None:
     stages = {stage: STAGE.model_copy(update={"stage": stage}).placement for stage in Stage}
     assert stages.pop(Stage.BASE) is Placement.DRIVER
     assert set(stages.values()) == {Placement.RANK}
     assert EVALUATION.placement is Placement.ROLLOUTS
 
 
-def test_only_a_share_with_actors_moves_episodes_to_them() -> None:
+def test_episodes_move_to_rollout_actors_only_if_the_share_has_some() -> None:
     assert STAGE.actors == STAGE.ray
     assert EVALUATION.actors is None
     assert STAGE.model_copy(update={"ray": RayShare()}).actors is None

@@ -1,4 +1,4 @@
-"""Messages of programs: they arrive as they were sent, and what is not one is an error that names the field."""
+"""Messages of programs: they arrive unchanged, and an invalid message is an error that names the field."""
 
 import json
 import math
@@ -31,12 +31,12 @@ EACH = (
 
 
 @pytest.mark.parametrize("message", EACH, ids=lambda one: one.kind)
-def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
+def test_a_message_arrives_unchanged(message: Message) -> None:
     assert parse_message(json.loads(message.to_line())) == message
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_metric_that_is_not_finite_arrives_so(value: float) -> None:
+def test_a_metric_that_is_not_finite_arrives_unchanged(value: float) -> None:
     sent = Metrics(update=1, metrics={"loss": value})
     arrived = parse_message(json.loads(sent.to_line()))
     assert isinstance(arrived, Metrics)
@@ -52,6 +52,6 @@ def test_a_metric_that_is_not_finite_arrives_so(value: float) -> None:
         ([], "valid"),
     ],
 )
-def test_what_is_not_a_message_is_an_error_that_names_the_field(data: object, complaint: str) -> None:
+def test_an_invalid_message_is_an_error_that_names_the_field(data: object, complaint: str) -> None:
     with pytest.raises(PipelineError, match=complaint):
         parse_message(data)

@@ -1,4 +1,4 @@
-"""A child that gets the parent-death signal knows whether its parent ends, even if the signal comes early."""
+"""A child that gets the parent-death signal finds out whether its parent ends, even if the signal comes early."""
 
 import subprocess
 import sys
@@ -44,7 +44,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize(("goes_on_s", "limit_s", "expected"), [(0.5, 20.0, "False True"), (8.0, 0.2, "False False")])
-def test_a_parent_that_ends_soon_after_the_signal_is_lost_and_one_that_goes_on_is_not(
+def test_a_parent_that_ends_soon_after_the_signal_counts_as_lost_and_one_that_continues_does_not(
     tmp_path: Path, goes_on_s: float, limit_s: float, expected: str
 ) -> None:
     result = tmp_path / "result"

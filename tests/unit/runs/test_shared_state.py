@@ -42,7 +42,7 @@ def test_a_state_is_found_at_the_mount_of_this_host(
     assert received.path_here(Path("/models/base")) == Path("/models/base")
 
 
-def test_another_state_at_the_same_path_is_not_taken(
+def test_another_state_at_the_same_path_is_not_used(
     sent: SharedState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = mounted_elsewhere(sent, tmp_path / "mnt")
@@ -54,7 +54,7 @@ def test_another_state_at_the_same_path_is_not_taken(
     assert sent.here().root == elsewhere
 
 
-def test_a_state_that_is_nowhere_is_missed_by_both_paths(
+def test_a_state_that_is_at_neither_path_is_an_error_that_names_both(
     sent: SharedState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mounted_elsewhere(sent, tmp_path / "mnt")
@@ -76,5 +76,5 @@ def test_a_run_has_one_name_at_env_servers_on_all_hosts(
         assert here == at_the_sender
 
 
-def test_a_job_without_a_state_stays_as_it_is(sent: SharedState) -> None:
+def test_a_job_without_a_state_stays_unchanged(sent: SharedState) -> None:
     assert job_here({"act": "sum"}, sent.here()) == {"act": "sum"}

@@ -56,7 +56,7 @@ def test_fast_updates_are_written_together_and_slow_ones_at_once(store: Trajecto
 
 @pytest.mark.parametrize("is_compacted", [False, True])
 @pytest.mark.parametrize("num_done", [0, 5, 10])
-def test_a_resumed_stage_takes_back_what_it_makes_again_whatever_was_written_together(
+def test_a_resumed_stage_removes_updates_that_it_repeats_even_if_they_were_written_with_others(
     store: TrajectoryStore, num_done: int, is_compacted: bool
 ) -> None:
     def first_attempt() -> None:
@@ -87,7 +87,7 @@ def test_an_update_that_is_written_again_is_replaced(store: TrajectoryStore) -> 
 STATUS = "SELECT status, num_updates, num_planned, num_attempts, error, ended_utc IS NULL, process_id FROM stages"
 
 
-def test_a_stage_is_seen_from_its_start_to_its_end(store: TrajectoryStore) -> None:
+def test_the_status_of_a_stage_is_recorded_from_its_start_to_its_end(store: TrajectoryStore) -> None:
     with stage_log(store, STAGE, num_updates=0) as log:
         assert ask(store, STATUS) == [("running", 0, 30, 1, None, True, os.getpid())]
         log.add(1, {}, started_at=1.0)
@@ -102,7 +102,7 @@ def test_a_stage_is_seen_from_its_start_to_its_end(store: TrajectoryStore) -> No
     assert ask(store, STATUS)[0][:5] == ("stopped", 1, 30, 3, "it received a signal to stop")
 
 
-def test_what_ended_a_stage_is_told_where_its_record_cannot_be_written(store: TrajectoryStore) -> None:
+def test_the_error_that_ended_a_stage_is_raised_even_if_its_record_cannot_be_written(store: TrajectoryStore) -> None:
     class Full(TrajectoryStore):
         def write_updates(self, part: str, updates: Any) -> None:
             raise StoreError("no space is left")

@@ -1,4 +1,4 @@
-"""What a training will take, worked by hand."""
+"""The resources that a training will take, calculated by hand."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_an_adapter_checkpoint_holds_factors_and_two_moments(state: StateDir) ->
     assert plan.checkpoint_bytes == 36 * 32 * sizes * 12
 
 
-def test_checkpoints_on_disk_are_the_end_those_to_resume_from_and_milestones(state: StateDir) -> None:
+def test_checkpoints_on_disk_are_the_final_one_those_to_resume_from_and_milestones(state: StateDir) -> None:
     settings = ["trainer.keep_last=2", "trainer.keep_every=2", "gspo.phase1.num_updates=5"]
     plan = plan_training(load_recipe("smoke", settings=settings), [Stage.GSPO_PHASE1], state)
     assert plan.num_checkpoints == 1 + 2 + 2

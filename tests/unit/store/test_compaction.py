@@ -1,4 +1,4 @@
-"""Compaction and garbage collection: fewer files, the same rows, and nothing removed that somebody needs."""
+"""Compaction and garbage collection: fewer files, the same rows, and nothing removed that is still needed."""
 
 import os
 import re
@@ -57,7 +57,7 @@ def store(state: StateDir) -> TrajectoryStore:
 
 
 def counts(state: StateDir) -> tuple:
-    """As our own queries see the store, and as a plain client does."""
+    """The counts that our own queries and a plain client see; they must be the same."""
     row = run_query(state, COUNTS).rows[0]
     assert run_query(state, TORN).rows == [(0,)]
     assert ask_plainly(state, COUNTS, TORN) == [[row], [(0,)]]
@@ -149,7 +149,7 @@ def test_a_notebook_opens_no_file_that_was_retired_before_the_last_rebuild(
 
 
 def test_a_notebook_refuses_a_manifest_that_is_older_than_the_catalog(state: StateDir, store: TrajectoryStore) -> None:
-    """Else it would skip files that this manifest counts as live."""
+    """Otherwise it would skip files that this manifest counts as live."""
     earlier = {path: path.read_bytes() for path in state.trajectories.rglob("*") if path.is_file()}
     compact_store(state, min_parts=2)
     shutil.rmtree(state.trajectories)
@@ -162,7 +162,9 @@ def test_a_notebook_refuses_a_manifest_that_is_older_than_the_catalog(state: Sta
     assert counts(state) == (12, 12, 24)
 
 
-def test_a_look_up_skips_files_whose_ids_only_surround_its_own(state: StateDir, store: TrajectoryStore) -> None:
+def test_a_look_up_skips_files_that_have_smaller_and_larger_ids_but_not_its_own(
+    state: StateDir, store: TrajectoryStore
+) -> None:
     compact_store(state, min_parts=2)
     for part in range(2):
         store.write_episodes(f"q{part}", [make_episode("a"), make_episode(f"q{part}"), make_episode("z")][part:])
@@ -175,7 +177,9 @@ def test_a_look_up_skips_files_whose_ids_only_surround_its_own(state: StateDir, 
     assert re.findall(r"Row Groups Scanned: \d+ / \d+", plan) == [f"Row Groups Scanned: 1 / {len(files)}"]
 
 
-def test_a_notebook_is_told_of_a_lost_manifest(state: StateDir, store: TrajectoryStore) -> None:
+def test_a_notebook_without_the_manifest_gets_an_error_that_says_what_to_run(
+    state: StateDir, store: TrajectoryStore
+) -> None:
     compact_store(state, min_parts=2)
     (state.trajectories / MANIFEST).unlink()
     with pytest.raises(duckdb.Error, match="missing or old: run osworld-pipeline rebuild-catalog --state"):
@@ -209,7 +213,7 @@ def test_files_grow_to_the_target_and_are_sorted_by_id(state: StateDir, store: T
 
 
 def write_with_fewer_columns(state: StateDir, part: str, episode_id: str) -> None:
-    """As an older program writes: fewer columns, and a narrower type."""
+    """Writes as an older program does: fewer columns, and a narrower type."""
     left_out = ["processor_digest", "reward_parts", "source_dataset", "earlier_faults", "dialect", "parity_num_tokens"]
     head = stored("episodes").empty_table().drop_columns(left_out)
     steps = stored("steps").empty_table().drop_columns(["screenshot_num_bytes"])
@@ -249,7 +253,7 @@ def test_parts_of_an_older_program_are_migrated_replaced_and_compacted(state: St
     assert part_files(state) == []
 
 
-def test_a_part_without_a_version_is_refused_and_not_passed_over(state: StateDir, store: TrajectoryStore) -> None:
+def test_a_part_without_a_version_is_refused_and_not_skipped(state: StateDir, store: TrajectoryStore) -> None:
     (head,) = (state.trajectories / "episodes").glob("p1~*.parquet")
     head.rename(head.with_name("p1.parquet"))
     for read in (lambda: store.read_episodes("p2"), lambda: counts(state), lambda: compact_store(state, min_parts=2)):
@@ -268,23 +272,23 @@ def test_a_part_of_a_newer_program_reads_and_is_left_alone(state: StateDir, stor
     assert len(store.read_episodes("p1")) == 3
 
 
-def as_of_tomorrow(path: Path, *, is_version_told: bool = True) -> None:
-    """As a newer program writes: a column more, and mostly a newer version of the schema."""
+def as_of_tomorrow(path: Path, *, has_version: bool = True) -> None:
+    """Writes as a newer program does: one more column, and mostly a newer version of the schema."""
     table = pq.ParquetFile(path).read()
     table = table.append_column("of_tomorrow", pa.array([1] * table.num_rows, pa.int32()))
-    version = str(SCHEMA_VERSION + is_version_told).encode()
+    version = str(SCHEMA_VERSION + has_version).encode()
     write_parquet(path, table.replace_schema_metadata({SCHEMA_KEY: version}))
 
 
-@pytest.mark.parametrize("is_version_told", [True, False])
+@pytest.mark.parametrize("has_version", [True, False])
 @pytest.mark.parametrize("table", ["episodes", "steps"])
 def test_a_compacted_file_of_a_newer_program_keeps_its_columns(
-    state: StateDir, store: TrajectoryStore, table: str, is_version_told: bool
+    state: StateDir, store: TrajectoryStore, table: str, has_version: bool
 ) -> None:
     compact_store(state, min_parts=2, retired_grace_s=0)
     (name,) = take_snapshot(state.trajectories, "episodes").compacted
     path = state.trajectories / table / COMPACTED / name
-    as_of_tomorrow(path, is_version_told=is_version_told)
+    as_of_tomorrow(path, has_version=has_version)
     before = path.read_bytes()
     store.write_episodes("p1", [make_episode("p1-e0", num_steps=5)])
     store.write_episodes("p9", [make_episode("p9-e0")])
@@ -299,7 +303,7 @@ def test_a_compacted_file_of_a_newer_program_keeps_its_columns(
 
 def test_a_small_part_with_a_column_of_its_own_is_left_alone(state: StateDir, store: TrajectoryStore) -> None:
     (steps,) = (state.trajectories / "steps").glob("p1~*.parquet")
-    as_of_tomorrow(steps, is_version_told=False)
+    as_of_tomorrow(steps, has_version=False)
     assert compact_store(state, min_parts=2).num_newer == 1
     assert counts(state) == (12, 12, 24)
 
@@ -310,7 +314,7 @@ def test_every_file_says_its_schema_version(state: StateDir, store: TrajectorySt
         assert pq.read_metadata(path).metadata[SCHEMA_KEY] == str(SCHEMA_VERSION).encode(), path
 
 
-def test_two_upkeeps_at_once_are_one_sentence(state: StateDir, store: TrajectoryStore) -> None:
+def test_a_second_upkeep_at_the_same_time_is_one_clear_error(state: StateDir, store: TrajectoryStore) -> None:
     lock = state.trajectories / "upkeep.lock"
     with (
         locked(lock, timeout_s=1, error=StoreError, what="it"),
@@ -325,14 +329,16 @@ def test_a_damaged_manifest_is_named(state: StateDir, store: TrajectoryStore) ->
         store.existing_parts()
 
 
-def test_what_a_killed_writer_left_goes_and_what_counts_stays(state: StateDir, store: TrajectoryStore) -> None:
+def test_files_left_over_by_a_killed_writer_are_removed_and_live_files_stay(
+    state: StateDir, store: TrajectoryStore
+) -> None:
     store.write_episodes("p1", [make_episode("p1-e0")])
     (head,) = (state.trajectories / "episodes").glob("p2~*.parquet")
     head.unlink()
     for path in state.trajectories.rglob("*.parquet"):
         age(path)
     dry = collect_garbage(state, retired_grace_s=0, is_dry_run=True)
-    assert dry.num_part_files == 5  # the first writing of p1, its details, and those of p2
+    assert dry.num_part_files == 5  # the first write of p1, its details, and those of p2
     assert collect_garbage(state, retired_grace_s=0) == dry
     assert counts(state) == (7, 7, 14)
 
@@ -363,7 +369,7 @@ def test_a_file_that_cannot_be_read_stops_the_collection(state: StateDir) -> Non
     assert len(list(store.blobs.list())) == 1
 
 
-def test_a_missing_image_is_told_with_the_file_that_names_it(state: StateDir) -> None:
+def test_a_missing_image_is_reported_with_the_file_that_names_it(state: StateDir) -> None:
     store = TrajectoryStore(state)
     there, gone = store.write_blob(b"1", suffix="png"), digest_bytes(b"2")
     store.write_episodes("a", [make_episode("e1", steps=(make_step(sha256=there), make_step(1, sha256=gone)))])
@@ -373,7 +379,7 @@ def test_a_missing_image_is_told_with_the_file_that_names_it(state: StateDir) ->
 
 
 def test_an_image_written_again_is_never_collected(state: StateDir) -> None:
-    """A writer adds old images again while the collector removes: what a write has returned is there."""
+    """A writer adds old images again while the collector runs: an image is there once its write has returned."""
     blobs = BlobStore(state.blobs)
     images = [str(number).encode() for number in range(60)]
     lost: list[bytes] = []

@@ -1,4 +1,4 @@
-"""New parts that are written together need one commit, and no reader, later writer or kill sees a difference."""
+"""New parts that are written together need one commit; for readers, later writers and after a kill nothing differs."""
 
 import os
 import shutil
@@ -57,7 +57,7 @@ def test_new_parts_are_one_file_and_each_is_read_as_it_was_written(state: StateD
     assert run_query(state, ROWS).rows == [(4, 4, 6, 6)]
 
 
-def test_a_single_part_is_written_as_ever(state: StateDir) -> None:
+def test_a_single_part_is_written_as_a_small_part(state: StateDir) -> None:
     TrajectoryStore(state).write_new_parts(parts("p0"))
     assert files(state) == (0, 1)
 
@@ -153,7 +153,7 @@ def test_a_kill_at_any_rename_leaves_all_parts_or_none_and_the_next_write_works(
         rows = run_query(copy, ROWS).rows
         assert rows in ([(2, 2, 4, 4)], [(4, 4, 8, 8)])
         is_lost = number % 2 == 1
-        if is_lost:  # what was written without its commit may count after that
+        if is_lost:  # files that were written without their commit may count after that
             (copy.trajectories / MANIFEST).unlink()
             rebuild_store(copy)
         TrajectoryStore(copy).write_new_parts(parts("p1", "p2", "p3", num_steps=3))

@@ -1,4 +1,4 @@
-"""Sets of images by a few bytes each."""
+"""Sets of images that take a few bytes per image."""
 
 import random
 
@@ -13,7 +13,7 @@ NAMES = [digest_bytes(str(number).encode()) for number in range(2_000)]
 
 
 @pytest.mark.parametrize("odd", [[], ["no digest"], ["z" * 64, "A" * 64]])
-def test_what_is_gathered_is_there_and_nothing_else(odd: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_contains_the_gathered_images_and_nothing_else(odd: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_sets, "_MERGED", 300)
     known = [*NAMES[:1_000], *odd]
     random.Random(0).shuffle(known)
@@ -23,7 +23,7 @@ def test_what_is_gathered_is_there_and_nothing_else(odd: list[str], monkeypatch:
     assert list(absent([*NAMES[990:1_010], *odd], found)) == list(range(10, 20))
 
 
-def test_nothing_is_in_an_empty_set() -> None:
+def test_an_empty_set_contains_no_image() -> None:
     empty = gather([])
     assert empty.dtype == np.uint64
     assert list(absent(NAMES[:3], empty)) == [0, 1, 2]

@@ -88,8 +88,8 @@ def test_an_older_manifest_stops_the_collection_and_is_made_again(state: StateDi
     assert part_files(state) == files
 
 
-def test_a_manifest_that_lists_nothing_does_not_cost_a_part(state: StateDir) -> None:
-    """As a copy of a folder may hold it that was taken while a compaction ran."""
+def test_a_manifest_that_lists_nothing_does_not_lose_a_part(state: StateDir) -> None:
+    """A copy of a folder that was made during a compaction may have such a manifest."""
     files = part_files(state)
     manifest_of(state).write_bytes(Manifest(generation=99).to_bytes())
     with pytest.raises(StoreError, match=r"is in no manifest, but part 'p00' \(4 in all\) is in no other file"):
@@ -143,7 +143,7 @@ compaction.compact_parts(Path(sys.argv[1]), min_parts=1, target_bytes=1)
 
 
 @pytest.mark.parametrize(("num_writes", "is_lost"), [(1, False), (3, True), (4, False), (5, True)])
-def test_a_compaction_killed_after_any_write_costs_no_row_whether_or_not_the_manifest_is_lost(
+def test_a_compaction_killed_after_any_write_loses_no_row_even_if_the_manifest_is_lost(
     tmp_path: Path, num_writes: int, is_lost: bool
 ) -> None:
     state = StateDir(tmp_path)

@@ -1,5 +1,5 @@
-"""A state of an older format becomes one of the present format by one command, which a kill does not harm; a newer one
-names the version that reads it."""
+"""One command migrates a state of an older format to the present one, and a kill does not harm it; a newer state names
+the version that reads it."""
 
 import shutil
 import signal
@@ -47,7 +47,7 @@ migrate_state(StateDir(Path(sys.argv[1])))
 
 @pytest.fixture
 def state(tmp_path: Path) -> StateDir:
-    """With a compacted file and two small parts, one of which replaces a compacted one."""
+    """A state with a compacted file and two small parts, one of which replaces a compacted one."""
     state = StateDir(tmp_path)
     store = TrajectoryStore(state)
     for name in ("a", "b", "c"):
@@ -130,7 +130,7 @@ def test_a_state_of_a_newer_format_names_the_version_that_it_needs(state: StateD
             use(state)
 
 
-def test_a_damaged_note_says_what_to_do(state: StateDir) -> None:
+def test_a_damaged_format_note_is_an_error_that_says_what_to_do(state: StateDir) -> None:
     (state.trajectories / NOTE).write_bytes(b"{")
     with pytest.raises(StoreError, match=r"format\.json is damaged .*: remove it"):
         TrajectoryStore(state)

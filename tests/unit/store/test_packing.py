@@ -66,7 +66,7 @@ def loose(blobs: BlobStore) -> set[str]:
 
 
 def name_all(state: StateDir, names: list[str]) -> None:
-    """In rows that stand for those of all tables."""
+    """Names the images in rows of one table, in place of all tables."""
     write_table(state, "replay_buffer", [{"row_id": "r", "images": names}])
 
 
@@ -91,7 +91,7 @@ def test_the_oldest_images_are_packed_together(blobs: BlobStore) -> None:
     assert [of[name] for name in order] == [1] * 10 + [2] * 10 + [0] * 10
 
 
-def test_few_cold_images_wait_and_a_budget_bounds_the_work(blobs: BlobStore) -> None:
+def test_too_few_cold_images_are_not_packed_yet_and_a_budget_bounds_the_work(blobs: BlobStore) -> None:
     store(blobs, range(30), age_days=4)
     assert pack(blobs, min_bytes=10_000) == PackingSummary()
     done = pack(blobs, pack_bytes=300, budget_bytes=600)
@@ -196,7 +196,7 @@ def test_a_pack_with_a_damaged_image_that_is_needed_stays_and_is_named(state: St
     assert blobs.read(names[0]) == data_of(0)
 
 
-def test_old_images_in_packs_outlive_a_longer_grace(state: StateDir, blobs: BlobStore) -> None:
+def test_old_images_in_packs_are_kept_under_a_longer_grace_period(state: StateDir, blobs: BlobStore) -> None:
     store(blobs, range(4), age_days=4)
     pack(blobs)
     assert collect_garbage(state, grace_s=5 * DAY_S).num_images == 0
@@ -225,7 +225,7 @@ def test_a_damaged_index_stops_upkeep_with_one_sentence_and_no_writer(
     assert [fresh.read(sha256) for sha256 in names] == [data_of(number) for number in range(4)]
 
 
-def test_packing_by_itself_is_bounded_and_never_fails_its_caller(
+def test_automatic_packing_is_bounded_and_never_fails_its_caller(
     state: StateDir, blobs: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "SCAN_IMAGES", 10)
@@ -234,11 +234,11 @@ def test_packing_by_itself_is_bounded_and_never_fails_its_caller(
     with locked(state.trajectories / "upkeep.lock", timeout_s=1, error=StoreError, what="it"):
         assert pack_some(state) is None
     found = [pack_some(state) for _ in range(4)]
-    # A pass of ten is full, and packed however small; the last five are less than a pack.
+    # A pass of ten is full and is packed even if it is small; the last five are less than a pack.
     assert [done and done.num_images for done in found] == [10, 10, 0, None]
 
 
-def test_a_journal_of_touches_is_read_once_and_whole(tmp_path: Path) -> None:
+def test_each_complete_line_of_a_journal_of_touches_is_read_once(tmp_path: Path) -> None:
     journal, reader = TouchJournal(tmp_path), TouchReader(tmp_path, since=time.time() - 60)
     journal.add("ab" * 32)
     assert [name for names in reader.news() for name in names] == ["ab" * 32]
@@ -250,14 +250,14 @@ def test_a_journal_of_touches_is_read_once_and_whole(tmp_path: Path) -> None:
     assert [name for names in reader.news() for name in names] == []
 
 
-def test_readers_and_writers_go_on_while_images_are_packed_and_collected(state: StateDir, blobs: BlobStore) -> None:
+def test_readers_and_writers_continue_while_images_are_packed_and_collected(state: StateDir, blobs: BlobStore) -> None:
     """Every image that a row names, and every one that was stored just now, is found at every moment."""
     names = store(blobs, range(20), age_days=4)
     name_all(state, names)
     ended, lost = threading.Event(), list[int]()
 
     def work(parity: int) -> None:
-        # Images of its own: `age` would make old what another worker has stored just now.
+        # Each worker has its own images: `age` would make an image old that another worker has just stored.
         draw, mine, first = random.Random(parity), BlobStore(state.blobs), 10
         while not ended.is_set():
             old, new = draw.randrange(20), 2 * draw.randrange(first, first + 20) + parity
@@ -266,7 +266,7 @@ def test_readers_and_writers_go_on_while_images_are_packed_and_collected(state: 
             lost.extend(
                 number for number, name in ((old, names[old]), (new, sha256)) if mine.read(name) != data_of(number)
             )
-            with suppress(AssertionError, FileNotFoundError):  # it is packed already
+            with suppress(AssertionError, FileNotFoundError):  # the image is already packed
                 age(mine, sha256, 4)
 
     workers = [threading.Thread(target=work, args=(parity,)) for parity in (0, 1)]

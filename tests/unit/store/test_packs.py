@@ -1,5 +1,5 @@
-"""The files of packs: any zip program reads a pack, a look-up finds exactly what is there, and bytes that are no pack
-or no index are one clear error."""
+"""The files of packs: any zip program reads a pack, a look-up finds exactly what is there, and bytes that are not a
+pack or an index are one clear error."""
 
 import hashlib
 import os
@@ -49,7 +49,7 @@ def test_any_zip_program_reads_a_pack(whole: Path) -> None:
         assert subprocess.run(["unzip", "-p", path, name], capture_output=True, check=True).stdout == IMAGES[3][1]
 
 
-def test_what_is_packed_is_found_and_nothing_else(whole: Path) -> None:
+def test_packed_images_are_found_and_nothing_else(whole: Path) -> None:
     found = Packs(whole)
     assert [found.read(sha256) for sha256, _ in IMAGES] == [data for _, data in IMAGES]
     assert [found.read(sha256) for sha256 in (*ABSENT, "", "no digest", "z" * 64)] == [None] * 43
@@ -88,7 +88,7 @@ def damaged(data: bytes, how: str, number: int) -> bytes:
 
 
 def attempt(act: Callable[[], object]) -> None:
-    """The one error that may come has one line, and says what to do."""
+    """Calls `act`; the only error allowed has one line and says what to do."""
     problem = "remove it"
     try:
         act()
@@ -122,8 +122,8 @@ def test_a_damaged_pack_gives_no_other_bytes_and_one_clear_error(
         assert right >= len(IMAGES) - 1, "one bit is of one image"
 
 
-def test_a_file_system_that_refuses_is_not_taken_for_damage(tmp_path: Path) -> None:
-    """Damage is answered by the advice to remove the file; a folder in its place cannot be read, as with EIO."""
+def test_an_error_of_the_file_system_is_not_reported_as_damage(tmp_path: Path) -> None:
+    """The error for damage says to remove the file; a folder in its place cannot be read, as with EIO."""
     folder = tmp_path / "x.zip"
     folder.mkdir()
     for read in (lambda: read_members(folder), lambda: read_image(folder, IMAGES[0][0], offset=0, num_bytes=1)):
@@ -156,7 +156,7 @@ def in_(one: object, several: tuple[object, ...]) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=12, unique=True), min_size=1, max_size=20), st.randoms())
 @settings(max_examples=12, deadline=None)
-def test_merged_indexes_say_what_they_said_before(
+def test_merged_indexes_have_the_same_entries_as_before(
     tmp_path_factory: pytest.TempPathFactory, contents: list[list[int]], draw: random.Random
 ) -> None:
     root = tmp_path_factory.mktemp("merged") / "packs"
@@ -210,12 +210,12 @@ def test_a_reader_sees_a_pack_that_was_written_after_its_last_look(tmp_path: Pat
     assert found.read(IMAGES[20][0]) == IMAGES[20][1]
 
 
-def test_the_keys_of_records_are_those_of_their_names(whole: Path) -> None:
+def test_the_keys_of_index_records_are_those_of_the_image_names(whole: Path) -> None:
     (index,) = Packs(whole).indexes()
     assert np.array_equal(image_keys(index.records()), keys_of(sorted(sha256 for sha256, _ in IMAGES)))
 
 
-def test_a_look_up_asks_few_indexes_however_many_packs_there_are(tmp_path: Path) -> None:
+def test_a_look_up_reads_few_indexes_even_if_there_are_many_packs(tmp_path: Path) -> None:
     root = tmp_path / "packs"
     found = Packs(root)
     for number in range(60):

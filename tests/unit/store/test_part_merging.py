@@ -38,7 +38,7 @@ def num_small(state: StateDir) -> int:
     return len(take_snapshot(state.trajectories, "episodes").small)
 
 
-def test_a_writer_of_one_part_an_episode_leaves_few_of_them_and_finds_each_again(state: StateDir) -> None:
+def test_a_writer_of_one_part_per_episode_leaves_few_small_parts_and_finds_each_again(state: StateDir) -> None:
     store = TrajectoryStore(state, merge_parts=6)
     names = [f"eval-c-{number:03d}" for number in range(30)]
     for name in names:
@@ -50,7 +50,7 @@ def test_a_writer_of_one_part_an_episode_leaves_few_of_them_and_finds_each_again
     assert run_query(state, TORN).rows == [(0,)]
 
 
-def test_a_writer_counts_the_parts_once_for_as_many_as_it_may_leave(
+def test_a_writer_counts_the_small_parts_only_before_and_after_each_merge(
     state: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = []
@@ -84,7 +84,7 @@ def test_an_episode_without_a_step_is_found_in_compacted_files(state: StateDir) 
     assert list(store.read_parts(["p0", "p1"])) == ["p0"]
 
 
-def test_a_writer_goes_on_while_other_upkeep_holds_the_store(state: StateDir) -> None:
+def test_a_writer_continues_while_other_upkeep_holds_the_store(state: StateDir) -> None:
     store = TrajectoryStore(state, merge_parts=2)
     with locked(state.trajectories / "upkeep.lock", timeout_s=1, error=StoreError, what="it"):
         for number in range(5):
@@ -127,7 +127,7 @@ def test_a_budget_bounds_what_is_read() -> None:
     assert len(choice.merged) == 5
 
 
-def test_a_part_takes_the_files_along_whose_rows_it_replaces_or_stays() -> None:
+def test_a_part_is_merged_together_with_the_files_whose_rows_it_replaces_or_not_at_all() -> None:
     parts, files = [unit(name, 1, is_part=True) for name in "abc"], [unit("g", 60)]
     whole = choose(parts, files, a={"g"})
     assert {one.head.name for one in whole.merged} == {"g"}
@@ -154,7 +154,7 @@ def test_each_row_is_rewritten_a_few_times_and_files_stay_few() -> None:
     assert len(files) < 20
 
 
-def test_compaction_with_a_budget_comes_to_the_same_rows_in_several_goes(state: StateDir) -> None:
+def test_compaction_with_a_budget_gives_the_same_rows_in_several_runs(state: StateDir) -> None:
     store = TrajectoryStore(state)
     for number in range(12):
         store.write_episodes(f"p{number:02d}", [make_episode(f"p{number:02d}-e{index}") for index in range(2)])
@@ -205,7 +205,7 @@ def test_a_writer_killed_while_it_writes_or_merges_loses_nothing_that_was_acknow
     assert take_snapshot(state.trajectories, "episodes").compacted
 
 
-def test_small_parts_of_a_cache_of_an_object_store_stay_as_they_are(state: StateDir) -> None:
+def test_small_parts_of_a_cache_of_an_object_store_stay_unchanged(state: StateDir) -> None:
     store = TrajectoryStore(state)
     for number in range(LEFT_PARTS):
         store.write_episodes(f"p{number}", [make_episode(f"e{number}")])

@@ -1,4 +1,4 @@
-"""The state of each released version opens in this one: as it is, and after its migration."""
+"""The state of each released version opens in this one: unchanged, and after its migration."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> StateDir:
 
 
 def rows_of(state: StateDir, columns: dict[str, list[str]]) -> dict[str, list[str]]:
-    """By table, its rows as sorted texts."""
+    """The rows of each table, as sorted texts."""
     found: dict[str, list[str]] = {}
     for table, names in columns.items():
         chosen = ", ".join(f'"{name}"' for name in names)
@@ -36,7 +36,7 @@ def rows_of(state: StateDir, columns: dict[str, list[str]]) -> dict[str, list[st
 
 
 def columns_of(state: StateDir) -> dict[str, list[str]]:
-    """By table, the columns of its catalog. A later version may have more."""
+    """The columns of each table in its catalog. A later version may have more."""
     return {table: run_query(state, f"FROM {table} LIMIT 0").columns for table in TABLES}
 
 
@@ -91,7 +91,7 @@ def test_a_migrated_state_has_the_same_rows_and_nothing_old(state: StateDir) -> 
 
 
 @pytest.mark.parametrize("is_migrated", [False, True])
-def test_writers_and_upkeep_go_on_in_a_released_state(state: StateDir, is_migrated: bool) -> None:
+def test_writers_and_upkeep_work_in_a_released_state(state: StateDir, is_migrated: bool) -> None:
     if is_migrated:
         migrate_state(state)
     else:

@@ -1,4 +1,4 @@
-"""The trajectory store: what goes in comes out, parts are whole, a rerun replaces."""
+"""The trajectory store: what is written can be read unchanged, parts are complete, a rerun replaces its part."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ def test_arbitrary_episodes_come_back_as_they_were_written(tmp_path: Path, data:
     assert store.read_episodes("part") == tuple(written)
 
 
-def test_an_episode_of_windows_comes_back_window_by_window(state: StateDir) -> None:
+def test_an_episode_of_windows_is_read_back_with_each_window(state: StateDir) -> None:
     windows = (
         make_sequence(3, image_steps=(0,)),
         make_sequence(5, image_steps=(0, 1), policy_versions=(-1, 7, 7, 8, 8)),
@@ -124,7 +124,7 @@ def test_a_verification_is_a_row_and_a_fault_has_no_reward(state: StateDir) -> N
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "_seed", "a b", "x" * 300])
-def test_a_part_name_that_is_no_file_name_is_refused(state: StateDir, name: str) -> None:
+def test_a_part_name_that_is_not_a_file_name_is_refused(state: StateDir, name: str) -> None:
     with pytest.raises(StoreError, match="cannot name a part"):
         TrajectoryStore(state).write_episodes(name, [])
 
@@ -255,7 +255,7 @@ except StoreError as error:
 """
 
 
-def test_a_write_the_file_system_refuses_is_one_sentence_and_leaves_nothing(state: StateDir) -> None:
+def test_a_write_that_the_file_system_refuses_is_one_clear_error_and_leaves_nothing(state: StateDir) -> None:
     done = subprocess.run([sys.executable, "-c", FILL, str(state.root)], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("cannot write ")
     assert done.stdout.count("\n") == 1

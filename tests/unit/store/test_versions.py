@@ -1,4 +1,4 @@
-"""Versions of parts grow, whatever the clocks of the hosts say."""
+"""Versions of parts grow even if the clocks of the hosts differ."""
 
 import time
 from pathlib import Path
@@ -41,7 +41,7 @@ def counts(state: StateDir) -> tuple:
     return run_query(state, "SELECT count(*), sum(num_steps) FROM episodes").rows[0]
 
 
-def test_a_part_that_a_host_with_a_late_clock_writes_again_is_the_one_that_counts(state: StateDir) -> None:
+def test_a_part_written_again_by_a_host_whose_clock_is_behind_replaces_the_earlier_one(state: StateDir) -> None:
     again = make_episode("a", num_steps=5)
     TrajectoryStore(state).write_episodes("a", [again])
     assert TrajectoryStore(state).read_episodes("a") == (again,)
@@ -71,7 +71,7 @@ def test_a_version_is_later_than_those_in_compacted_files(tmp_path: Path) -> Non
     assert file.version >> VERSION_SHIFT > later * 1000 - 1
 
 
-def test_a_small_folder_is_listed_before_every_write_on_a_slow_machine_too(
+def test_a_small_folder_is_listed_before_every_write_even_on_a_slow_machine(
     state: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow_listing(folder: Path) -> list[str]:
@@ -84,7 +84,7 @@ def test_a_small_folder_is_listed_before_every_write_on_a_slow_machine_too(
     assert next_version(state.trajectories, "episodes") > first + (AHEAD_MS - 1000 << VERSION_SHIFT)
 
 
-def test_a_folder_that_takes_long_to_list_is_listed_for_a_share_of_the_time(
+def test_a_folder_that_takes_long_to_list_is_listed_only_for_a_share_of_the_time(
     state: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(versions, "NUM_CHEAP", 0)

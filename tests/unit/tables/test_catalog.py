@@ -1,4 +1,4 @@
-"""The catalog: always whole, never waited for, one row for what happened once."""
+"""The catalog: it is always complete, no reader waits for it, and what happened once is one row."""
 
 import json
 import os
@@ -107,7 +107,7 @@ NEW_IN_8 = ("parity_num_tokens", "parity_mean_diff", "parity_max_diff")
 
 
 def test_a_state_of_version_6_opens_with_null_for_what_it_lacks_and_counts_updates_from_1(state: StateDir) -> None:
-    """Its files have neither tokens, advantages nor timestamps, and no row tells of an update or an attempt."""
+    """Its files have neither tokens, advantages nor timestamps, and no row records an update or an attempt."""
     episode = make_episode(
         "e1", purpose=EpisodePurpose.TRAIN, stage_key="gspo_phase1-0", update=0, group_id="g", started_at=100.5
     )
@@ -129,7 +129,9 @@ def test_a_state_of_version_6_opens_with_null_for_what_it_lacks_and_counts_updat
     assert stages == [("gspo_phase1-0", "finished", 6, None, None)]
 
 
-def test_evals_have_what_the_parity_probe_found_and_a_state_of_version_7_opens_without(state: StateDir) -> None:
+def test_evals_have_the_results_of_the_parity_probe_and_a_state_of_version_7_opens_without_them(
+    state: StateDir,
+) -> None:
     probed = Parity(num_tokens=56, mean_diff=2e-7, max_diff=1e-6)
     store, key = TrajectoryStore(state), "eval-sft-000000000001-k"
     store.write_episodes("a", [make_episode("e1", stage_key=key, parity=probed)])
@@ -152,7 +154,7 @@ def test_an_episode_outside_training_has_no_update(state: StateDir) -> None:
     assert run_query(state, 'SELECT "update" FROM episodes').rows == [(-1,)]
 
 
-def test_timestamps_are_utc_whatever_zone_the_reader_is_in(state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timestamps_are_utc_in_every_time_zone_of_the_reader(state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
@@ -187,7 +189,7 @@ def test_one_line_of_sql_gives_the_licences_of_a_checkpoint(state: StateDir) -> 
         ({"stage": Stage.EXTERNAL, "path": "https://models.example/v1#m"}, [("unknown", "base-0", "https://models.example/v1#m")]),
     ],
 )  # fmt: skip
-def test_the_licence_of_weights_from_elsewhere_reaches_what_descends_from_them(
+def test_the_licence_of_weights_from_elsewhere_is_shown_for_checkpoints_that_descend_from_them(
     state: StateDir, base: dict[str, Any], expected: list[tuple]
 ) -> None:
     upsert_checkpoint(state, replace(checkpoint("base-0", Stage.BASE), **{"path": "/models/q"} | base))
@@ -197,7 +199,7 @@ def test_the_licence_of_weights_from_elsewhere_reaches_what_descends_from_them(
     assert run_query(state, sql).rows == expected
 
 
-def test_a_seed_of_an_older_version_is_renewed(state: StateDir) -> None:
+def test_a_seed_file_of_an_older_version_is_renewed(state: StateDir) -> None:
     write_parquet(state.trajectories / "episodes" / "_seed.parquet", EPISODES.empty_table().drop_columns(["max_turns"]))
     rebuild_catalog(state)
     assert run_query(state, "SELECT max_turns FROM episodes").rows == []
@@ -221,7 +223,7 @@ def test_evals_has_one_row_for_a_checkpoint_task_and_seed_the_last_attempt(state
     assert rows == [("e1-a1", 0, True, 1.0, 5), ("e2", 1, False, 0.0, 5)]
 
 
-def test_evals_tells_tasks_of_two_domains_with_one_id_apart(state: StateDir) -> None:
+def test_evals_distinguishes_tasks_of_two_domains_with_the_same_id(state: StateDir) -> None:
     tasks = [{"task_id": "a", "domain": name, "instruction": f"In {name}."} for name in ("chrome", "vlc")]
     write_table(state, "union_tasks", [*tasks, {"task_id": "b", "domain": "os", "instruction": "Alone."}])
     outcomes = (("chrome", Outcome.SUCCESS, 1.0), ("vlc", Outcome.FAILURE, 0.0))
@@ -255,7 +257,7 @@ def test_the_suite_of_an_evaluation_is_recorded_and_an_id_with_hyphens_names_non
 
 
 @pytest.mark.parametrize(("column", "is_read"), [("success", False), ("family", False), ("prompt_tokens", True)])
-def test_evals_reads_steps_only_for_what_they_tell(state: StateDir, column: str, is_read: bool) -> None:
+def test_evals_reads_steps_only_for_columns_that_come_from_steps(state: StateDir, column: str, is_read: bool) -> None:
     rebuild_catalog(state)
     ((_, plan),) = run_query(state, f"EXPLAIN SELECT checkpoint_id, count({column}) FROM evals GROUP BY 1").rows
     assert ("prompt_num_tokens" in plan) == is_read
@@ -269,7 +271,7 @@ def test_evals_keeps_a_checkpoints_evaluations_apart(state: StateDir) -> None:
     assert found == [("one", 0, "one"), ("two", 0, "two")]
 
 
-def test_evals_know_what_an_episode_cost_and_what_nobody_counted_is_null(state: StateDir) -> None:
+def test_evals_have_the_cost_of_an_episode_and_null_for_what_was_not_counted(state: StateDir) -> None:
     silent = tuple(make_step(index, prompt_num_tokens=index, response_num_tokens=index) for index in range(2))
     episodes = [
         make_episode("e1", times_s={"reset": 0.5, "model": 1.0, "step": 2.0, "evaluate": 0.25, "total": 4.0}),
@@ -315,11 +317,11 @@ def test_evals_name_the_images_and_graders_of_the_graded_episodes_of_an_evaluati
     TrajectoryStore(state).write_episodes("a", episodes)
     rebuild_catalog(state)
     both = f"{'a' * 12}/grader 7, {'a' * 12}/grader 8; beta"
-    told = {"e1": both[:21], "e2": both[:21], "e3": both, "e4": both, "e5": ""}
-    assert dict(run_query(state, "SELECT episode_id, desktops FROM evals").rows) == told
+    reported = {"e1": both[:21], "e2": both[:21], "e3": both, "e4": both, "e5": ""}
+    assert dict(run_query(state, "SELECT episode_id, desktops FROM evals").rows) == reported
 
 
-def test_evals_know_family_and_suite(state: StateDir) -> None:
+def test_evals_have_family_and_suite(state: StateDir) -> None:
     write_table(state, "union_tasks", [task_row("e0df059f-28a6-4169-924f-b9623e7184cc")])
     plain = make_episode("e2", task_id="e0df059f-28a6-4169-924f-b9623e7184cc")
     TrajectoryStore(state).write_episodes("a", [make_episode("e1"), plain])
@@ -330,7 +332,7 @@ def test_evals_know_family_and_suite(state: StateDir) -> None:
     ]
 
 
-def test_tasks_tell_which_are_trained_on(state: StateDir) -> None:
+def test_tasks_show_which_of_them_are_trained_on(state: StateDir) -> None:
     write_table(state, "union_tasks", [task_row("a"), task_row("b")])
     write_table(state, "train_tasks", [task_row("b")])
     rebuild_catalog(state)
@@ -354,7 +356,7 @@ def test_a_row_of_the_wrong_type_is_refused(state: StateDir) -> None:
     assert read_table(state, "union_tasks").num_rows == 0
 
 
-def test_which_screenshots_the_best_episode_of_phase_2_saw(state: StateDir) -> None:
+def test_a_query_finds_the_screenshots_that_the_best_episode_of_phase_2_saw(state: StateDir) -> None:
     for name, stage in (("p1", Stage.GSPO_PHASE1), ("p2", Stage.GSPO_PHASE2)):
         upsert_checkpoint(state, checkpoint(name, stage))
 
@@ -372,7 +374,7 @@ def test_which_screenshots_the_best_episode_of_phase_2_saw(state: StateDir) -> N
     assert [row[:3] for row in rows] == [("best", 0, "2" * 64), ("best", 1, "f" * 64)]
 
 
-def test_which_replay_rows_were_injected(state: StateDir) -> None:
+def test_a_query_finds_the_replay_rows_that_were_injected(state: StateDir) -> None:
     write_table(state, "replay_buffer", [replay_row("r1"), replay_row("r2")])
     group = RolloutGroup(group_id="g1", task_id="t", stage_key="p1", update=2, episodes=())
     injection = Injection(
@@ -416,7 +418,7 @@ def test_checkpoints_written_by_many_at_once_are_all_kept(state: StateDir) -> No
 
 
 @pytest.mark.slow
-def test_rebuilds_at_once_and_a_reader_all_succeed(state: StateDir) -> None:
+def test_simultaneous_rebuilds_and_a_reader_all_succeed(state: StateDir) -> None:
     rebuild_catalog(state)
     with duckdb.connect(str(state.catalog), read_only=True) as reader:
         script = "import sys; from pathlib import Path; from osworld_pipeline.domain.state import StateDir; "
@@ -472,7 +474,7 @@ def test_one_snapshot_is_fixed_at_its_start_and_limited_to_its_state(state: Stat
 
 
 @pytest.mark.parametrize("name", [*PART_TABLES, *DERIVED])
-def test_a_named_view_comes_with_those_that_it_reads_and_is_the_same(state: StateDir, name: str) -> None:
+def test_a_named_view_is_opened_with_the_views_that_it_reads_and_is_the_same(state: StateDir, name: str) -> None:
     TrajectoryStore(state).write_episodes("a", [make_episode("e1")])
     with fresh_views(state, name) as few:
         columns = few.execute(f"DESCRIBE {name}").fetchall()
@@ -484,7 +486,7 @@ def test_a_named_view_comes_with_those_that_it_reads_and_is_the_same(state: Stat
         assert views.execute(f"DESCRIBE {name}").fetchall() == columns
 
 
-def test_our_own_views_read_the_tables_of_a_build_where_they_lie(state: StateDir) -> None:
+def test_our_own_views_read_the_tables_of_a_build_in_place(state: StateDir) -> None:
     """A copy of the messages of a large replay buffer would be several times its size."""
     few = pa.schema([OWNED_TABLES["replay_buffer"].field(name) for name in ("row_id", "messages")])
     old = pa.Table.from_pylist([{"row_id": "r", "messages": [{"role": "user", "content": []}]}], schema=few)

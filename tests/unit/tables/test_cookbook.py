@@ -68,7 +68,7 @@ def evaluations() -> list[Episode]:
 
 def training() -> list[Episode]:
     common = {"purpose": EpisodePurpose.TRAIN, "stage_key": "gspo-1"}
-    # The first as before schema version 6, when the stage's parent stood in the place of the checkpoint.
+    # The first one is as before schema version 6, when the stage's parent was recorded as the checkpoint.
     first = common | {"update": 0, "group_id": "g0", "weights_id": "sft-1"}
     second = common | {"update": 1, "group_id": "g1", "checkpoint_id": "gspo-1", "weights_id": "gspo-1-u0001"}
     slow = {"reset": 1.0, "model": 2.0, "step": 3.0, "evaluate": 0.5, "total": 9.0}
@@ -103,7 +103,7 @@ def training() -> list[Episode]:
 
 
 def superseded() -> Episode:
-    """Rolled out for update 2 before the stage was resumed."""
+    """An episode that was rolled out for update 2 before the stage was resumed."""
     return played(
         "t-1-0-superseded-1", "a", Outcome.SUCCESS, [step("lost", 0, "DONE", "terminate")], stage_key="gspo-1",
         update=1, purpose=EpisodePurpose.SUPERSEDED, checkpoint_id="gspo-1", group_id="g1-superseded-1",
@@ -112,7 +112,7 @@ def superseded() -> Episode:
 
 
 def write_stages(store: TrajectoryStore) -> None:
-    """gspo-1 was killed and resumed, sft-2 runs, gspo-2 was killed, and sft-1 is older than such records."""
+    """gspo-1 was killed and resumed, sft-2 runs, gspo-2 was killed, and sft-1 is from before such records."""
 
     def stage(stage_key: str, kind: Stage, num_planned: int) -> TrainingStage:
         return TrainingStage(stage_key=stage_key, stage=kind, parent_id="sft-1", num_planned=num_planned)
@@ -146,7 +146,7 @@ def write_stages(store: TrajectoryStore) -> None:
 def write_groups(store: TrajectoryStore, episodes: list[Episode]) -> None:
     row = ReplayRow(row_id="r1", task_id="a", original_task_id="a", source_dataset="sft_clean", reward=1.0)
     common: dict[str, Any] = {"stage_key": "gspo-1"}
-    # A group with variance, whose episodes are of no other interest.
+    # A group with variance; its episodes do not matter otherwise.
     differs = tuple(
         played(name, "b", outcome, [], reward=Reward(task=shaped, shaped=shaped))
         for name, outcome, shaped in (("x", Outcome.SUCCESS, 1.0), ("y", Outcome.FAILURE, 0.0))
@@ -418,14 +418,14 @@ def test_no_question_fails_before_anything_happened(tmp_path: Path) -> None:
     }
 
 
-def test_the_cookbook_is_wide_and_its_names_are_distinct() -> None:
+def test_the_cookbook_has_enough_questions_with_distinct_names_and_an_answer_to_each() -> None:
     names = [question.name for question in COOKBOOK]
     assert len(set(names)) == len(names) >= 14
     assert set(ANSWERS) == set(names)
     assert all(question.question.endswith("?") for question in COOKBOOK)
 
 
-def test_the_page_is_what_the_questions_are() -> None:
+def test_the_page_is_up_to_date_with_the_questions() -> None:
     assert DOC.read_text() == render_cookbook(), "run: osworld-pipeline cookbook --markdown > docs/cookbook.md"
 
 
@@ -434,12 +434,12 @@ def test_an_unknown_question_names_the_known_ones() -> None:
         find_question("success")
 
 
-def test_the_command_line_lists_shows_and_asks(state: StateDir) -> None:
-    def told(*arguments: str) -> str:
+def test_the_command_line_lists_the_questions_shows_their_sql_and_runs_them(state: StateDir) -> None:
+    def reported(*arguments: str) -> str:
         command = [sys.executable, "-m", "osworld_pipeline.cli", "cookbook", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
-    assert len(told().splitlines()) == len(COOKBOOK)
-    assert told("ancestors", "--sql").strip() == find_question("ancestors").sql.strip()
-    answer = told("solved-only-with-replay", "--format", "csv", "--state", str(state.root))
+    assert len(reported().splitlines()) == len(COOKBOOK)
+    assert reported("ancestors", "--sql").strip() == find_question("ancestors").sql.strip()
+    answer = reported("solved-only-with-replay", "--format", "csv", "--state", str(state.root))
     assert answer.splitlines()[1] == "a,1,2,1,1,t-1-0"

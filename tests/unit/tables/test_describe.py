@@ -9,11 +9,11 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "tables.md"
 
 
 def test_the_document_is_up_to_date() -> None:
-    """Else: python -m osworld_pipeline.tables.describe > docs/tables.md"""
+    """If it is not: python -m osworld_pipeline.tables.describe > docs/tables.md"""
     assert DOCUMENT.read_text() == describe_tables()
 
 
-def test_every_column_says_what_it_is() -> None:
+def test_every_column_has_a_description() -> None:
     silent = [
         f"{table}.{field.name}"
         for table, schema in {**PART_TABLES, **OWNED_TABLES}.items()

@@ -1,4 +1,4 @@
-"""Rows that are asked for again and again: each file of the store is read once, and a new look would say the same."""
+"""Rows that are queried repeatedly: each file of the store is read once, and the rows are those of a new query."""
 
 import random
 from pathlib import Path
@@ -36,7 +36,7 @@ def state(tmp_path: Path) -> StateDir:
     return state
 
 
-def test_a_look_reads_what_is_new_and_nothing_else(state: StateDir) -> None:
+def test_a_refresh_reads_only_new_files(state: StateDir) -> None:
     store = TrajectoryStore(state)
     for number in range(20):
         store.write_episodes(f"p{number}", [make_episode(f"e{number}", reward=Reward(task=1.0))])
@@ -51,7 +51,7 @@ def test_a_look_reads_what_is_new_and_nothing_else(state: StateDir) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_are_those_of_a_new_look_whatever_was_written_again_or_compacted(state: StateDir, seed: int) -> None:
+def test_rows_are_those_of_a_new_query_after_any_rewrite_or_compaction(state: StateDir, seed: int) -> None:
     draw, store = random.Random(seed), TrajectoryStore(state, merge_parts=5)
     with duckdb.connect() as connection:
         rows = follow(connection, state)
@@ -101,7 +101,7 @@ def test_rows_of_details_are_followed_through_their_head_table(state: StateDir, 
         assert found
 
 
-def test_a_file_that_cannot_be_read_leaves_the_rows_as_they_were(state: StateDir) -> None:
+def test_a_file_that_cannot_be_read_leaves_the_rows_unchanged(state: StateDir) -> None:
     store = TrajectoryStore(state)
     store.write_episodes("p0", [make_episode("e0", reward=Reward(task=1.0))])
     with duckdb.connect() as connection:

@@ -1,4 +1,4 @@
-"""The lineage views and the walk through them, on a family of checkpoints made by hand; both ways.
+"""The lineage views and the walk through them in both directions, on a family of checkpoints made by hand.
 
 base-1 -> sft-1 (fine-tuned on d1) -> gspo-1 (two updates: group g0 with d2 injected, g1; g2 dropped), with a milestone
 gspo-1-u0001 after the first.
@@ -117,13 +117,13 @@ def test_an_evaluation_resolves_to_its_pixels_its_parents_and_all_that_made_them
     ]
 
 
-def test_a_checkpoint_in_the_lineage_tells_recipe_code_and_runs(state: StateDir) -> None:
-    (told,) = rows(
+def test_a_checkpoint_in_the_lineage_has_its_recipe_code_version_and_runs(state: StateDir) -> None:
+    (reported,) = rows(
         state,
         "SELECT recipe->>'$.name', code_version, is_code_dirty, dagster_run_id, mlflow_run_id FROM lineage "
         "WHERE episode_id = 'eval-gspo-1' AND source_id = 'sft-1'",
     )
-    assert told == ("by-hand", "c0ffee", False, "dagster-sft-1", "mlflow-sft-1")
+    assert reported == ("by-hand", "c0ffee", False, "dagster-sft-1", "mlflow-sft-1")
 
 
 def test_a_milestone_was_made_by_the_groups_before_it_alone(state: StateDir) -> None:
@@ -152,7 +152,7 @@ def test_a_training_screenshot_leads_to_the_checkpoints_that_learned_from_it(sta
     assert [name for (name,) in rows(state, sql)] == ["gspo-1", "gspo-1-u0001"]
 
 
-def test_parents_in_a_ring_end(tmp_path: Path) -> None:
+def test_the_ancestry_of_a_cycle_of_parents_ends(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     for name, parent in (("a", "b"), ("b", "a"), ("c", "a")):
         upsert_checkpoint(state, checkpoint(name, Stage.SFT, parent))
@@ -183,7 +183,7 @@ def test_walking_from_a_demonstration_names_what_it_taught_and_the_evaluations_i
     assert named(found, "evaluation touched") == ["eval-gspo-1-key", "eval-gspo-1-u0001-key", "eval-sft-1-key"]
 
 
-def test_walking_from_a_screenshot_names_who_saw_it_and_its_file(state: StateDir) -> None:
+def test_walking_from_a_screenshot_names_what_shows_it_and_its_file(state: StateDir) -> None:
     found = walk(state, SEEN, limit=2)
     assert found.facts["path"] == f"blobs/55/{SEEN}.png"
     assert named(found, "shown by") == [D1, D2]
@@ -195,7 +195,7 @@ def test_every_kind_of_thing_is_found_by_its_id(state: StateDir, thing: str, kin
     assert walk(state, thing).kind == kind
 
 
-def test_an_unknown_id_is_one_sentence_that_names_what_ids_there_are(state: StateDir) -> None:
+def test_an_unknown_id_is_one_clear_error_that_names_the_kinds_of_ids(state: StateDir) -> None:
     with pytest.raises(TableError, match=r"has the id 'it's'.*replay row"):
         walk(state, "it's")
 
@@ -218,7 +218,7 @@ def trained_once(tmp_path: Path, **place: Any) -> StateDir:
     return state
 
 
-def test_what_was_trained_on_is_known_when_the_replay_buffer_has_lost_it(tmp_path: Path) -> None:
+def test_the_rows_of_a_training_are_found_even_if_the_replay_buffer_has_lost_them(tmp_path: Path) -> None:
     state = trained_once(tmp_path, **PLACE)
     sql = "SELECT source_id, how, path, line, sha256, licence FROM made_from WHERE kind = 'demonstration' ORDER BY ALL"
     place = tuple(PLACE.values())
@@ -229,7 +229,7 @@ def test_what_was_trained_on_is_known_when_the_replay_buffer_has_lost_it(tmp_pat
     assert read_checkpoint_row(state, "sft-1").sources[0].source_sha256 == "a" * 64
 
 
-def test_what_an_older_version_trained_on_is_found_by_the_id_that_it_had(tmp_path: Path) -> None:
+def test_rows_that_an_older_version_trained_on_are_found_by_their_former_ids(tmp_path: Path) -> None:
     state = trained_once(tmp_path)
     buffer = [
         demonstration("e" * 24, 1) | {"former_row_id": D1, "quality_rank": 0},

@@ -1,4 +1,4 @@
-"""Opening the views, asking them and writing a report take little memory, however long the messages are."""
+"""Opening the views, querying them and writing a report take little memory, even if the messages are long."""
 
 import json
 import os
@@ -38,7 +38,7 @@ print(json.dumps([*peaks, peak_mb()]))
 """
 
 
-def test_long_messages_are_not_loaded_by_what_does_not_show_them(tmp_path: Path) -> None:
+def test_long_messages_are_not_loaded_where_they_are_not_shown(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     texts = [os.urandom(ROW_BYTES // 2).hex() for _ in range(NUM_ROWS)]
     turns = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]

@@ -1,4 +1,4 @@
-"""Previews: the first rows as Markdown that shows what stands there and nothing else."""
+"""Previews: the first rows as Markdown that shows the values in the file and nothing else."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,14 +18,14 @@ def test_preview_shows_the_first_rows_and_cuts_long_texts(tmp_path) -> None:
     assert len(lines[2]) < 2 * MAX_TEXT
 
 
-def test_preview_of_no_rows_and_of_no_file_says_so(tmp_path) -> None:
+def test_preview_of_no_rows_and_of_no_file_says_that_there_is_nothing_to_show(tmp_path) -> None:
     path = tmp_path / "t.parquet"
     assert preview_table(path) == NOTHING
     pq.write_table(pa.table({"n": pa.array([], pa.int64())}), path)
     assert preview_table(path) == NOTHING
 
 
-def test_a_damaged_file_is_one_sentence_with_the_way_out(tmp_path) -> None:
+def test_a_damaged_file_is_one_clear_error_with_the_remedy(tmp_path) -> None:
     path = tmp_path / "t.parquet"
     path.write_bytes(b"PAR1 not really PAR1")
     with pytest.raises(TableError, match=r"is damaged .* remove it and materialize it again"):

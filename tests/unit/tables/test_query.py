@@ -1,4 +1,4 @@
-"""Queries: read-only, and every failure is one sentence that names the way out."""
+"""Queries: read-only, and every failure is one sentence that names the remedy."""
 
 import contextlib
 import fcntl
@@ -50,7 +50,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
     return state
 
 
-def test_without_a_catalog_the_way_out_is_named(tmp_path: Path) -> None:
+def test_a_query_without_a_catalog_is_an_error_that_says_what_to_run(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"there is no catalog at .* yet: run .*osworld-pipeline demo --state"):
         run_query(StateDir(tmp_path), "SELECT 1")
 
@@ -63,7 +63,7 @@ def test_without_a_catalog_the_way_out_is_named(tmp_path: Path) -> None:
         ("SELECT lenght('a')", 'Did you mean "length"?', "lenght('a')"),
     ],
 )
-def test_bad_sql_answers_with_what_duckdb_proposes_and_the_place(
+def test_an_error_in_sql_is_reported_with_its_place_and_what_duckdb_proposes(
     state: StateDir, sql: str, proposed: str, marked: str
 ) -> None:
     with pytest.raises(TableError, match=r"^DuckDB refused the query: (Binder|Catalog) Error:") as caught:
@@ -77,10 +77,10 @@ def test_bad_sql_answers_with_what_duckdb_proposes_and_the_place(
 def test_the_command_line_keeps_the_place_of_an_error_in_a_narrow_terminal(state: StateDir) -> None:
     sql = f"SELECT {', '.join(f'episode_id AS a{number}' for number in range(4))}, task_rewrd FROM episodes"
     command = [sys.executable, "-m", "osworld_pipeline.cli", "query", sql, "--state", str(state.root)]
-    told = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "40"}, check=False)
-    line, carets = told.stderr.rstrip().splitlines()[-2:]
+    reported = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "40"}, check=False)
+    line, carets = reported.stderr.rstrip().splitlines()[-2:]
     assert line[carets.index("^") :].startswith("task_rewrd")
-    assert 'Candidate bindings: "task_reward"' in told.stderr
+    assert 'Candidate bindings: "task_reward"' in reported.stderr
 
 
 def test_a_view_that_an_older_catalog_lacks_names_the_command_that_makes_it(state: StateDir) -> None:
@@ -105,7 +105,7 @@ def test_a_slow_query_is_explained_with_the_remedy(filled: StateDir, reason: str
     assert [one[: len(reason)] for one in explain_slow(filled, SLOW[reason])] == [reason]
 
 
-def test_the_remedy_of_a_slow_query_is_one(filled: StateDir) -> None:
+def test_a_query_that_follows_the_remedy_has_no_reason_to_be_slow(filled: StateDir) -> None:
     for sql in (
         "SELECT avg(model_s) FROM steps WHERE episode_id = 'e0'",
         "SELECT s.* FROM episodes e JOIN steps s USING (episode_id) WHERE e.episode_id IN ('e0', 'e1')",
@@ -117,7 +117,7 @@ def test_the_remedy_of_a_slow_query_is_one(filled: StateDir) -> None:
         assert explain_slow(filled, sql)[0].startswith("its plan shows no reason"), sql
 
 
-def test_a_query_that_pairs_all_rows_is_told_to_join_by_a_column(state: StateDir) -> None:
+def test_a_slow_query_that_pairs_all_rows_is_explained_with_the_advice_to_join_by_a_column(state: StateDir) -> None:
     sql = "SELECT count(*) FROM range(100000) a, range(100000) b WHERE (a.range + b.range) % 7 = 3"
     (reason,) = explain_slow(state, sql)
     assert reason.startswith(
@@ -125,7 +125,7 @@ def test_a_query_that_pairs_all_rows_is_told_to_join_by_a_column(state: StateDir
     )
 
 
-def test_a_store_of_many_small_parts_is_told_to_be_compacted(state: StateDir) -> None:
+def test_a_slow_query_of_many_small_parts_is_explained_with_the_compact_command(state: StateDir) -> None:
     with open_catalog(state) as connection:
         connection.execute("SET VARIABLE osworld_steps_small = [concat('x', n) for n in range(700)]")
         names = [row[0] for row in connection.execute("SELECT unnest(getvariable('osworld_steps_small'))").fetchall()]
@@ -180,7 +180,7 @@ def test_two_statements_are_refused(state: StateDir) -> None:
         run_query(state, "SELECT 1; SELECT 2")
 
 
-def test_a_plan_can_be_asked_for(state: StateDir) -> None:
+def test_a_query_can_return_its_plan(state: StateDir) -> None:
     assert run_query(state, "EXPLAIN ANALYZE SELECT count(*) FROM steps").rows
 
 
@@ -193,7 +193,7 @@ def test_a_query_that_takes_too_long_is_stopped(state: StateDir) -> None:
 
 
 def has_open(pid: int, file: Path) -> bool:
-    # One that it closes meanwhile is no link any more.
+    # A file that the process closes during the loop is no longer a link.
     with contextlib.suppress(FileNotFoundError):
         return any(link.readlink() == file for link in Path(f"/proc/{pid}/fd").iterdir())
     return False
@@ -244,7 +244,7 @@ def test_a_locked_catalog_names_the_process_that_holds_it(state: StateDir) -> No
             holder.kill()
 
 
-def test_a_file_that_is_no_database_is_named(state: StateDir) -> None:
+def test_a_file_that_is_not_a_database_is_named(state: StateDir) -> None:
     state.catalog.write_bytes(b"not a database at all, whatever its name says" * 400)
     with pytest.raises(TableError, match=r"cannot open .*osworld.duckdb"):
         run_query(state, "SELECT 1")
@@ -268,7 +268,7 @@ def test_json_has_an_object_for_each_row() -> None:
     ]
 
 
-def test_json_writes_what_it_does_not_know_as_text() -> None:
+def test_json_writes_values_of_other_types_as_text() -> None:
     assert json.loads(render(QueryResult(["d"], [(date(2026, 1, 2),)]), "json")) == [{"d": "2026-01-02"}]
 
 
@@ -285,7 +285,7 @@ def test_a_table_disarms_control_characters_and_markup() -> None:
     assert "[bold]hi[/bold]" in text
 
 
-def test_rows_too_wide_for_a_table_are_listed_a_column_a_line() -> None:
+def test_rows_too_wide_for_a_table_are_listed_with_one_column_per_line() -> None:
     columns = [f"column_{number}" for number in range(12)]
     wide = [tuple(f"{row}-{number}-{'x' * 40}" for number in range(12)) for row in range(2)]
     lines = render(QueryResult(columns, wide), "table").splitlines()
@@ -346,7 +346,7 @@ def test_a_table_shows_a_thousand_rows(num_rows: int, last: str) -> None:
     assert lines[-1] == last
 
 
-def test_a_long_value_is_shortened_for_people_alone() -> None:
+def test_a_long_value_is_shortened_only_in_tables() -> None:
     ids = list(range(1_000))
     result = QueryResult(["ids", "said"], [(ids, "z" * 500)])
     shown = " ".join(render(result, "table").split())

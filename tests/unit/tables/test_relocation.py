@@ -1,4 +1,4 @@
-"""A state folder is copied, moved and mounted: its catalog answers from where it stands, to any DuckDB client."""
+"""A state folder is copied, moved and mounted: its catalog answers any DuckDB client from its present place."""
 
 import os
 import shutil
@@ -34,7 +34,7 @@ def original(tmp_path: Path) -> StateDir:
 
 @pytest.fixture
 def copy(original: StateDir, tmp_path: Path) -> StateDir:
-    """Of two episodes; the original has a third since."""
+    """A copy with two episodes; the original has a third one since then."""
     state = StateDir(tmp_path / "elsewhere" / "copy")
     shutil.copytree(original.root, state.root)
     TrajectoryStore(original).write_episodes("c", [make_episode("c")])
@@ -79,7 +79,7 @@ def test_a_state_behind_a_link_answers(copy: StateDir, tmp_path: Path) -> None:
     assert ask(tmp_path / "mount" / copy.catalog.name) == [(2, 2)]
 
 
-def test_an_attached_catalog_needs_its_folder_said_and_asks_for_it(copy: StateDir) -> None:
+def test_an_attached_catalog_needs_a_variable_with_its_folder_and_the_error_names_it(copy: StateDir) -> None:
     with duckdb.connect() as connection:
         connection.execute(f"ATTACH '{copy.catalog}' AS osworld (READ_ONLY)")
         with pytest.raises(duckdb.Error, match="SET VARIABLE osworld_state"):

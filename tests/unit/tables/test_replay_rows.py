@@ -1,4 +1,4 @@
-"""Replay rows out of the tables: successes only, a few at a time, and how many tasks they cover."""
+"""Replay rows from the tables: successes only, a few at a time, and how many tasks they cover."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_a_missing_or_empty_table_names_what_to_materialize(state: StateDir) -> 
         write_rows(state)
 
 
-def test_rows_are_found_by_id_in_whatever_group_they_lie(state: StateDir) -> None:
+def test_rows_are_found_by_id_in_any_row_group(state: StateDir) -> None:
     found = read_replay_rows(in_small_groups(state, 30), ["r000", "r006", "r007", "r029", "nobody"])
     assert sorted(found) == ["r000", "r006", "r007", "r029"]
     assert found["r029"].original_task_id == "t14"
@@ -89,14 +89,14 @@ def test_a_column_that_an_older_table_lacks_is_null(state: StateDir) -> None:
     assert load_replay_rows(state)[0].row_id == "a"
 
 
-def test_a_damaged_table_says_how_to_mend_it(state: StateDir) -> None:
+def test_a_damaged_table_is_an_error_that_says_how_to_repair_it(state: StateDir) -> None:
     write_rows(state, make_row("a"))
     table_path(state, "replay_buffer").write_bytes(b"PAR1nonsensePAR1")
     with pytest.raises(TableError, match="remove it and materialize replay_buffer again"):
         load_replay_rows(state)
 
 
-def test_the_best_word_of_a_grader_counts_and_a_fault_says_nothing(state: StateDir) -> None:
+def test_the_best_grade_of_a_row_counts_and_a_fault_does_not_count(state: StateDir) -> None:
     for attempt, reward in enumerate((0.0, 1.0, None)):
         write_verification(state, "a", reward, attempt=attempt)
     write_verification(state, "b", None)

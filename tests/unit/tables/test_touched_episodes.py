@@ -1,4 +1,4 @@
-"""An episode that a person touched counts nowhere, and its mark is kept; episodes from before the mark still open."""
+"""An episode that a person touched is counted nowhere and keeps its mark; older episodes without a mark still load."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def rows(state: StateDir, sql: str) -> list[tuple]:
     return list(run_query(state, sql).rows)
 
 
-def test_a_touched_rollout_is_no_replay_row_and_keeps_its_mark(state: StateDir) -> None:
+def test_a_touched_rollout_is_not_a_replay_row_and_keeps_its_mark(state: StateDir) -> None:
     write(state, rollout("own", 1.0), rollout("touched", **TOUCHED))
     assert rows(state, "SELECT row_id FROM replay") == [("own",)]
     marks = "SELECT episode_id, num_person_inputs, is_valid, is_success, task_reward FROM episodes ORDER BY 1"
@@ -60,7 +60,7 @@ def test_a_touched_evaluation_has_no_success_and_no_reward(state: StateDir) -> N
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])
-def test_an_episode_from_before_the_mark_opens_untouched(state: StateDir, is_compacted: bool) -> None:
+def test_an_episode_stored_before_the_mark_existed_loads_as_untouched(state: StateDir, is_compacted: bool) -> None:
     write(state, rollout("old", 1.0))
     for path in files_of(state, "episodes"):
         table = pq.read_table(path).drop_columns(["num_person_inputs"])

@@ -26,7 +26,7 @@ def test_version_follows_code_and_not_the_texts_of_declarations(old: str, new: s
     assert (before == after) == is_same
 
 
-def test_no_text_of_the_page_is_in_the_code_that_is_digested() -> None:
+def test_the_digested_code_contains_no_text_of_the_documentation_page() -> None:
     files = [path for path in digested_files() if path.name != "reading.py"]
     code = " ".join(b" ".join(without_declarations(path.read_bytes()) for path in files).decode().split())
     parts = [*GETTERS.values(), *METRICS.values()]

@@ -23,14 +23,14 @@ def test_exact_match_is_exact() -> None:
     assert texts.exact_match({"width": 1}, {"expected": {"width": 1}}) == 1.0
 
 
-def test_include_exclude_wants_all_of_the_first_and_none_of_the_second() -> None:
+def test_include_exclude_requires_every_included_text_and_no_excluded_text() -> None:
     rules = {"include": ["a", "b"], "exclude": ["c"]}
     assert [texts.check_include_exclude(result, rules) for result in ("xaxb", "xa", "abc", None)] == [1, 0, 0, 0]
     assert texts.check_include_exclude("", {"include": [], "exclude": ["c"]}) == 1.0
     assert texts.check_include_exclude("anything", {}) == 1.0
 
 
-def test_is_in_list_looks_for_the_expected_in_the_result_and_match_in_list_the_other_way() -> None:
+def test_is_in_list_searches_the_result_for_expected_and_match_in_list_searches_expected_for_it() -> None:
     assert texts.is_in_list(["a", "b"], {"expected": "a"}) == 1.0
     assert texts.is_in_list(["ab"], {"expected": "a"}) == 0.0
     assert texts.is_in_list(None, {"expected": "a"}) == 0.0
@@ -57,13 +57,13 @@ def longest_common_subsequence(left: str, right: str) -> int:
 
 
 @given(st.text("abc", max_size=40), st.text("abc", max_size=40))
-def test_fuzzy_ratio_equals_the_plain_dynamic_programme(left: str, right: str) -> None:
+def test_fuzzy_ratio_equals_a_plain_dynamic_programming_solution(left: str, right: str) -> None:
     total = len(left) + len(right)
     expected = 2 * longest_common_subsequence(left, right) / total if total else 1.0
     assert texts.indel_ratio(left, right) == pytest.approx(expected)
 
 
-def test_literal_match_ignores_case_only_where_told() -> None:
+def test_literal_match_ignores_case_only_with_ignore_case() -> None:
     assert texts.literal_match("A", "a") == 0.0
     assert texts.literal_match("A", "a", ignore_case=True) == 1.0
     assert texts.literal_match(["1", "B"], [1, "b"], type="list", ignore_case=True) == 1.0
@@ -72,7 +72,7 @@ def test_literal_match_ignores_case_only_where_told() -> None:
         texts.literal_match("a", "a", type="dict")
 
 
-def test_clipboard_metric_takes_the_rule_first() -> None:
+def test_clipboard_metric_takes_the_rule_as_its_first_argument() -> None:
     assert texts.is_in_vm_clickboard({"expected": "b"}, "abc") == 1.0
     assert texts.is_in_vm_clickboard({"expected": ["a", "z"]}, "abc") == 0.0
 
@@ -96,7 +96,7 @@ def test_text_files_are_equal_up_to_what_the_options_ignore() -> None:
     assert files.compare_text_file(None, a_file("a")) == 0.0
 
 
-def test_bytes_that_are_no_text_are_the_agents_failure_where_it_wrote_them_and_the_graders_where_it_did_not() -> None:
+def test_undecodable_bytes_score_0_in_the_result_and_raise_an_error_in_the_expected_file() -> None:
     assert files.compare_text_file(a_file(b"\xff"), a_file("a")) == 0.0
     with pytest.raises(UnicodeDecodeError):
         files.compare_text_file(a_file("a"), a_file(b"\xff"))
@@ -127,12 +127,12 @@ def test_line_number_counts_lines_with_a_time() -> None:
     assert files.check_line_number(None, {"expected": 0}) == 0.0
 
 
-def test_list_wants_each_pattern_on_some_line() -> None:
+def test_list_requires_each_pattern_on_some_line() -> None:
     rules = {"expect": ["^a", "b$"], "unexpect": ["c"]}
     assert [files.check_list(a_file(text), rules) for text in ("a\nb", "a", "a\nb\nc")] == [1, 0, 0]
 
 
-def test_json_metric_reads_yaml_where_told() -> None:
+def test_json_metric_reads_yaml_with_is_yaml() -> None:
     rules = {"expect": [{"key": ["author", "name"], "method": "eq", "ref": "Ada"}]}
     assert files.check_json(a_file("author:\n  name: Ada\n"), rules, is_yaml=True) == 1.0
     assert files.check_json(a_file("author:\n  name: Bob\n"), rules, is_yaml=True) == 0.0
@@ -141,7 +141,7 @@ def test_json_metric_reads_yaml_where_told() -> None:
         assert files.check_json(a_file(broken), rules, is_yaml=True) == 0.0
 
 
-def test_csv_wants_some_record_with_the_values() -> None:
+def test_csv_requires_a_record_with_the_expected_values() -> None:
     rules = {"expect": [{"name": "x"}], "unexpect": [{"age": "9"}]}
     assert files.check_csv(a_file("name,age\nx,1\n"), rules) == 1.0
     assert files.check_csv(a_file("name,age\nx,9\n"), rules) == 0.0
@@ -157,7 +157,7 @@ def test_csv_wants_some_record_with_the_values() -> None:
         ("range.te", [0, 2], "2", True), ("range.tt", [0, 2], "2", False), ("lt", 2, '"x"', False),
     ],
 )  # fmt: skip
-def test_json_value_at_a_path_fulfils_its_rule(method: str, ref: object, value: str, holds: bool) -> None:
+def test_json_value_at_a_path_is_checked_by_its_rule(method: str, ref: object, value: str, holds: bool) -> None:
     rules = {"expect": [{"key": ["a", 0], "method": method, "ref": ref}]}
     assert files.check_json(a_file(f'{{"a": [{value}]}}'), rules) == float(holds)
 
@@ -171,19 +171,19 @@ def test_json_that_is_none_or_lacks_the_key_scores_0_and_an_unknown_method_raise
         files.check_json(a_file('{"a": 1}'), {"expect": [{"key": ["a"], "method": "like", "ref": 1}]})
 
 
-def test_enlarged_text_is_a_factor_above_1() -> None:
+def test_text_counts_as_enlarged_with_a_factor_above_1() -> None:
     assert [desktop.check_text_enlarged(text) for text in ("1.25\n", "1.0\n", "0.8")] == [1, 0, 0]
     with pytest.raises(ValueError, match="could not convert"):
         desktop.check_text_enlarged("")
 
 
-def test_utc_is_read_from_the_fourth_line() -> None:
+def test_the_utc_offset_is_read_from_the_fourth_line() -> None:
     report = "Local time: x\nUniversal time: x\nRTC time: x\nTime zone: Atlantic/Faroe (WET, {})\nNTP: no"
     assert desktop.is_utc_0(report.format("+0000")) == 1.0
     assert desktop.is_utc_0(report.format("+0100")) == 0.0
 
 
-def test_favourite_apps_are_a_set() -> None:
+def test_favourite_apps_are_compared_as_a_set() -> None:
     rules = {"expected": ["a.desktop", "b.desktop"]}
     assert desktop.check_gnome_favorite_apps("['b.desktop', 'a.desktop']\n", rules) == 1.0
     assert desktop.check_gnome_favorite_apps("['b.desktop']", rules) == 0.0

@@ -1,4 +1,4 @@
-"""What a task may say: one declaration for suites and the env server, and unknown words refused by name."""
+"""What a task may contain: suites and the env server share one declaration, and unknown words are refused by name."""
 
 import inspect
 import json
@@ -46,7 +46,7 @@ def evaluator(func: str, result: Mapping[str, Any], expected: Mapping[str, Any] 
     return {"func": func, "result": result} | ({} if expected is None else {"expected": expected})
 
 
-def test_what_is_said_to_be_osworlds_alone_is_not_ours() -> None:
+def test_names_listed_as_only_osworlds_are_not_among_ours() -> None:
     assert OSWORLD_VERBS.isdisjoint(VERBS)
     assert OSWORLD_GETTERS.isdisjoint(GETTERS)
     assert OSWORLD_METRICS.isdisjoint(METRICS)
@@ -60,7 +60,7 @@ def test_declarations_are_complete() -> None:
             assert key.kind in KINDS, (part.name, key.name)
 
 
-def test_name_and_requirement_of_a_key_are_the_parameters() -> None:
+def test_a_keys_name_and_requirement_come_from_the_functions_parameters() -> None:
     assert [(key.name, key.is_required) for key in VERBS["launch"].keys] == [("command", True), ("shell", False)]
     assert [key.name for key in METRICS["check_json"].rules] == ["expect", "unexpect"]
     assert [key.name for key in METRICS["check_json"].options] == ["is_yaml"]
@@ -93,7 +93,7 @@ def test_every_example_is_part_of_a_task_that_passes() -> None:
         assert read_grader("t", {**example, side: getter.example}).checks
 
 
-def test_the_page_is_current() -> None:
+def test_the_evaluators_page_equals_the_generated_text() -> None:
     assert PAGE.read_text() == describe(), "python -m osworld_pipeline.task_schema.describe > docs/evaluators.md"
 
 
@@ -131,7 +131,7 @@ def test_the_page_is_current() -> None:
         ({**METRICS["exact_match"].example, "expectd": 1}, "evaluator with 'expectd': did you mean expected"),
     ],
 )  # fmt: skip
-def test_what_could_not_be_scored_is_refused_by_name(wrong: dict[str, Any], sentence: str) -> None:
+def test_an_evaluator_that_cannot_be_scored_is_refused_by_name(wrong: dict[str, Any], sentence: str) -> None:
     with pytest.raises(TaskError, match=sentence):
         read_grader("t", wrong)
 
@@ -147,7 +147,7 @@ def test_a_misspelt_rule_is_never_scored(name: str) -> None:
         read_grader("t", example)
 
 
-def test_words_of_osworlds_pass_where_the_graders_are_not_known_and_are_named() -> None:
+def test_osworlds_own_words_pass_and_are_named_where_the_graders_are_not_known() -> None:
     config = {
         "id": "t", "instruction": "Do it.", "config": [{"type": "login", "parameters": {"platform": "googledrive"}}],
         "evaluator": evaluator("compare_table", {"type": "googledrive_file", "dest": "a"}, FILE),
@@ -162,7 +162,7 @@ def test_words_of_osworlds_pass_where_the_graders_are_not_known_and_are_named() 
         check_task(Task.from_config(wrong))
 
 
-def test_metric_of_ours_is_checked_beside_a_getter_of_osworlds() -> None:
+def test_a_metric_of_ours_is_checked_next_to_a_getter_of_osworlds() -> None:
     config = {
         "id": "t",
         "instruction": "Do it.",
@@ -186,10 +186,10 @@ def published(root: Path) -> Iterator[Task]:
             try:
                 yield Task.from_config(document)
             except TaskError:
-                continue  # unfinished: nobody can score it
+                continue  # unfinished: it cannot be scored
 
 
-def test_of_osworlds_tasks_only_those_are_refused_that_osworld_itself_could_not_score(real_data: Path) -> None:
+def test_the_only_refused_osworld_tasks_are_those_that_osworld_itself_cannot_score(real_data: Path) -> None:
     num_ours, num_osworlds, refused = 0, 0, []
     for task in published(real_data):
         try:
@@ -221,7 +221,7 @@ SIDES = VALUES | st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(VALUES, st.sampled_from([*METRICS]) | VALUES, SIDES, SIDES, VALUES)
-def test_whatever_a_task_says_it_is_read_or_refused_in_a_sentence(
+def test_any_task_is_read_or_refused_with_one_sentence(
     verbs: Any, func: Any, result: Any, expected: Any, options: Any
 ) -> None:
     config = {

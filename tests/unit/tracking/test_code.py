@@ -1,4 +1,4 @@
-"""Which code ran: told from real git repositories."""
+"""The record of which code ran, read from real git repositories."""
 
 import subprocess
 from pathlib import Path
@@ -25,11 +25,11 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_clean_checkout_is_its_commit(checkout: Path) -> None:
+def test_a_clean_checkout_is_recorded_as_its_commit(checkout: Path) -> None:
     assert origin_of(checkout) == CodeOrigin(version=git(checkout, "rev-parse", "HEAD"), is_dirty=False)
 
 
-def test_a_changed_or_a_new_module_makes_it_dirty_and_other_files_do_not(checkout: Path) -> None:
+def test_a_changed_or_a_new_module_makes_a_checkout_dirty_and_other_files_do_not(checkout: Path) -> None:
     (checkout / "notes.txt").write_text("mine")
     assert origin_of(checkout).is_dirty is False
     new = checkout / "osworld_pipeline" / "new.py"
@@ -40,7 +40,7 @@ def test_a_changed_or_a_new_module_makes_it_dirty_and_other_files_do_not(checkou
     assert origin_of(checkout).is_dirty is True
 
 
-def test_a_package_that_lies_untracked_in_a_checkout_is_its_distribution(checkout: Path) -> None:
+def test_an_untracked_package_in_a_checkout_is_recorded_as_its_distribution(checkout: Path) -> None:
     installed = checkout / "venv" / "osworld_pipeline"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("")
@@ -49,5 +49,5 @@ def test_a_package_that_lies_untracked_in_a_checkout_is_its_distribution(checkou
     assert origin.version.startswith("osworld-pipeline")
 
 
-def test_a_folder_that_is_no_checkout_is_its_distribution(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_checkout_is_recorded_as_its_distribution(tmp_path: Path) -> None:
     assert origin_of(tmp_path).is_dirty is None

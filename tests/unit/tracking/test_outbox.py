@@ -11,7 +11,7 @@ from osworld_pipeline.tracking.outbox import Outbox, TrackingEvent
 
 
 class Server:
-    """Takes events while it is up."""
+    """A server that accepts events while it is up."""
 
     def __init__(self, *, is_up: bool = True) -> None:
         self.is_up = is_up
@@ -51,7 +51,7 @@ def test_events_arrive_in_order_and_are_all_there_at_the_end() -> None:
     assert said == []
 
 
-def test_a_server_that_dies_and_comes_back_is_told_everything_and_its_death_is_said_once() -> None:
+def test_a_server_that_dies_and_comes_back_gets_every_event_and_its_death_is_reported_once() -> None:
     server, said = Server(is_up=False), []
     outbox = Outbox(server, name="run", say=said.append, retry_s=0.01)
     for number in range(5):
@@ -64,7 +64,7 @@ def test_a_server_that_dies_and_comes_back_is_told_everything_and_its_death_is_s
     assert [text.split(":")[0].split(" (")[0] for text in said] == ["MLflow does not answer", "MLflow responds again"]
 
 
-def test_what_a_dead_server_was_not_told_is_kept_and_sent_by_a_later_outbox(tmp_path: Path) -> None:
+def test_events_that_a_dead_server_did_not_get_are_kept_and_sent_by_a_later_outbox(tmp_path: Path) -> None:
     dead, said = Server(is_up=False), []
     outbox = Outbox(dead, name="first", say=said.append, folder=tmp_path)
     outbox.post(event(0))
@@ -84,7 +84,7 @@ def test_what_a_dead_server_was_not_told_is_kept_and_sent_by_a_later_outbox(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_hangs_does_not_hold_up_the_end() -> None:
+def test_a_server_that_hangs_does_not_delay_closing() -> None:
     released = threading.Event()
 
     def hang(_: TrackingEvent) -> None:
@@ -100,7 +100,7 @@ def test_a_server_that_hangs_does_not_hold_up_the_end() -> None:
     released.set()
 
 
-def test_an_event_that_is_refused_for_good_holds_up_no_other() -> None:
+def test_an_event_that_is_permanently_refused_does_not_delay_the_others() -> None:
     taken: list[int] = []
 
     def refuse_the_first(one: TrackingEvent) -> None:
@@ -117,7 +117,7 @@ def test_an_event_that_is_refused_for_good_holds_up_no_other() -> None:
     assert said == ["MLflow rejected the event metrics: bad name of a metric; it is dropped"]
 
 
-def test_beyond_the_limit_the_oldest_metrics_go_and_nothing_else_does() -> None:
+def test_above_the_limit_only_the_oldest_metrics_are_dropped() -> None:
     server, said = Server(is_up=False), []
     outbox = Outbox(server, name="run", say=said.append, max_events=4, retry_s=0.01)
     outbox.post(event(0))

@@ -1,4 +1,4 @@
-"""What MLflow is told, read back from a real sqlite store."""
+"""What is logged to MLflow, read back from a real sqlite store."""
 
 import os
 import shutil
@@ -14,12 +14,12 @@ from osworld_pipeline.errors import TrackingError
 from osworld_pipeline.tracking.models import champion_checkpoint, find_logged_model, register_champion
 from osworld_pipeline.tracking.runs import find_attempts, find_run, flatten_params, metric_history, stage_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own warnings are not ours to mend
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # MLflow's own warnings are not ours to fix
 
 
 @pytest.fixture(scope="module")
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow takes seconds to make one."""
+    """An empty database, made once because MLflow takes seconds to make one."""
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     find_run(f"sqlite:///{path}", "none")
     return path
@@ -51,7 +51,7 @@ def fail_after_one_update(uri: str, params: dict, tags: dict) -> None:
         raise RuntimeError("the trainer was killed")
 
 
-def test_stage_has_one_run_with_a_run_for_each_attempt_below_and_its_checkpoint_points_to_its_parent(
+def test_a_stage_has_one_run_with_a_child_run_per_attempt_and_its_checkpoint_names_its_parent(
     uri: str, tmp_path: Path
 ) -> None:
     from mlflow import MlflowClient
@@ -93,25 +93,25 @@ def test_stage_has_one_run_with_a_run_for_each_attempt_below_and_its_checkpoint_
 
     model = find_logged_model(uri, "sft-1")
     assert model is not None
-    told = client.get_logged_model(model)
-    assert (told.tags["parent_checkpoint_id"], told.tags["parent_model_id"]) == ("base-1", base_model)
-    assert (told.source_run_id, told.params["path"]) == (first, str(tmp_path))
+    reported = client.get_logged_model(model)
+    assert (reported.tags["parent_checkpoint_id"], reported.tags["parent_model_id"]) == ("base-1", base_model)
+    assert (reported.source_run_id, reported.params["path"]) == (first, str(tmp_path))
 
 
-def test_an_attempt_that_was_killed_is_shown_as_killed_by_the_next(uri: str) -> None:
+def test_the_next_attempt_marks_a_killed_attempt_as_killed(uri: str) -> None:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
     with stage_run(uri, stage="sft", stage_key="sft-1", params={}, tags={}) as run:
         pass
-    client.update_run(run.attempt_run_id, status="RUNNING")  # as SIGKILL leaves it
+    client.update_run(run.attempt_run_id, status="RUNNING")  # the status that SIGKILL leaves
     with stage_run(uri, stage="sft", stage_key="sft-1", params={}, tags={}):
         pass
     statuses = [client.get_run(run_id).info.status for run_id in find_attempts(uri, "sft-1")]
     assert statuses == ["KILLED", "FINISHED"]
 
 
-def test_the_champion_moves_to_the_checkpoint_it_is_told(uri: str, tmp_path: Path) -> None:
+def test_the_champion_moves_to_the_registered_checkpoint(uri: str, tmp_path: Path) -> None:
     assert champion_checkpoint(uri) is None
     with pytest.raises(TrackingError, match="has no model of sft-1"):
         register_champion(uri, "sft-1")
@@ -125,7 +125,7 @@ def test_the_champion_moves_to_the_checkpoint_it_is_told(uri: str, tmp_path: Pat
     assert "MLFLOW_TRACKING_URI" not in os.environ, "MLflow's default store is as it was"
 
 
-def test_more_parameters_than_mlflow_takes_at_once_are_all_there(uri: str) -> None:
+def test_more_parameters_than_mlflow_accepts_at_once_are_all_logged(uri: str) -> None:
     from mlflow import MlflowClient
 
     params = {f"p{number}": number for number in range(120)}
@@ -144,7 +144,7 @@ def test_a_program_killed_while_it_makes_the_database_leaves_none_or_a_whole_one
     process = subprocess.Popen([sys.executable, "-c", opening])
     try:
         wait_until = time.monotonic() + 60
-        # Its hidden temporary file has its first tables: it is among the migrations.
+        # The hidden temporary file has its first tables: the program is running the migrations.
         while not any(path.stat().st_size for path in database.parent.glob(".*.tmp")):
             assert time.monotonic() < wait_until
             assert process.poll() is None, "it was over before it could be killed"
@@ -167,8 +167,8 @@ print(get_telemetry_client())
 """
 
 
-def test_mlflow_reports_no_use_to_its_makers(uri: str) -> None:
-    # Nothing of this environment, in which MLflow would see a test and report nothing in any case.
+def test_mlflow_sends_no_usage_telemetry(uri: str) -> None:
+    # The environment is empty: in this one MLflow detects a test and reports nothing in any case.
     run = subprocess.run(
         [sys.executable, "-c", TELEMETRY, uri], env={}, capture_output=True, text=True, timeout=60, check=True
     )
@@ -184,7 +184,7 @@ def test_a_metric_under_its_earlier_name_belongs_to_the_same_curve(uri: str) -> 
     assert metric_history(uri, "gspo-1", ["loss"]) == []
 
 
-def test_mlflow_is_imported_during_other_work_and_then_ready(uri: str) -> None:
+def test_mlflow_is_imported_in_the_background_and_is_then_ready(uri: str) -> None:
     script = (
         "import os, sys, threading\n"
         "from osworld_pipeline.tracking.client import DEFAULTS, import_in_background, open_client\n"
@@ -198,7 +198,7 @@ def test_mlflow_is_imported_during_other_work_and_then_ready(uri: str) -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
-def test_a_failed_import_during_other_work_is_raised_when_mlflow_is_used(tmp_path: Path) -> None:
+def test_a_failed_background_import_is_raised_when_mlflow_is_used(tmp_path: Path) -> None:
     (tmp_path / "mlflow.py").write_text("raise ImportError('broken')")
     script = (
         "import threading\n"

@@ -1,4 +1,4 @@
-"""A policy of bfloat16 weights with adapters, as a stage trains it, and what an engine samples of it."""
+"""A policy of bfloat16 weights with adapters, as a stage trains it, and what an engine samples from it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from osworld_pipeline.training.weights.checkpoint import latest_complete
 
 
 def adapted_recipe(*, dtype: str | None = None, lora: dict[str, Any] | None = None, **gspo: Any) -> Recipe:
-    """`dtype`: of the weights under the adapters; None for the tiny model's float32. `lora`: changes of its section."""
+    """`dtype`: that of the weights under the adapters; None for the tiny model's float32. `lora`: changed keys."""
     recipe = recipe_of("lora", **gspo)
     if lora:
         assert recipe.trainer.lora is not None
@@ -70,7 +70,7 @@ def factors(model: Any) -> dict[str, torch.Tensor]:
 
 
 async def sampled(engine: TransformersEngine, processor: Any, update: int, num_updates: int) -> list[Trajectory]:
-    """Answers to prompts of this update's own, with advantages of either sign."""
+    """Answers to prompts that only this update has, with advantages of either sign."""
     trajectories = []
     for number in range(4):
         prompt = conversation(processor, 4 * update + number, num_turns=1)

@@ -33,5 +33,5 @@ def processor(tiny_folder: Path):
 
 @pytest.fixture
 def model(tiny_folder: Path):
-    """Fresh for each test: tests may train it."""
+    """A fresh model for each test, because tests may train it."""
     return load_model(tiny_folder)

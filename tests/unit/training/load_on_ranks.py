@@ -1,4 +1,4 @@
-"""What the test of sharded loading runs on each rank: loads a model, and says what it read and held."""
+"""What the test of sharded loading runs on each rank: it loads a model and reports what the rank read and held."""
 
 import json
 import threading
@@ -14,13 +14,13 @@ from osworld_pipeline.training.objective.score import FORWARD_METHOD, add_forwar
 
 
 def own_bytes() -> int:
-    """Of this process's memory, what no file backs."""
+    """The bytes of this process's memory that no file backs."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["RssAnon"].split()[0]) * 1024
 
 
 class Peak:
-    """The most that the process has held more than at the start."""
+    """The peak of the process's memory above its value at the start."""
 
     def __enter__(self) -> "Peak":
         self._start, self.num_bytes = own_bytes(), 0
@@ -44,10 +44,10 @@ def load(process_group: ProcessGroup, folder: Path, out: Path) -> None:
         add_forward_method(model)
         shard_model(model, process_group, forward_method=FORWARD_METHOD)
         num_read = load_shards(model, folder, process_group.device)
-    told = process_group.gather((num_read, peak.num_bytes))
+    reported = process_group.gather((num_read, peak.num_bytes))
     weights = gather_weights(model)
     if process_group.is_main:
         stored = load_file(folder / "model.safetensors")
         is_same = all(torch.equal(weights[name], tensor) for name, tensor in stored.items())
         is_tied = model.lm_head.weight is model.model.language_model.embed_tokens.weight
-        out.write_text(json.dumps({"ranks": told, "is_same": is_same, "is_tied": is_tied}))
+        out.write_text(json.dumps({"ranks": reported, "is_same": is_same, "is_tied": is_tied}))

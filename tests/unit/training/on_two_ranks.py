@@ -1,4 +1,4 @@
-"""What the tests of two ranks run on each of them, in one process, for starting one takes longer than the rest.
+"""What the tests of two ranks run on each rank, all in one process because starting one takes longer than the rest.
 
 python -m torch.distributed.run --standalone --nproc-per-node 2 on_two_ranks.py TINY_MODEL LARGE_MODEL OUT VARIANT...
 """
@@ -21,14 +21,14 @@ DONE = "done"
 def main(tiny: Path, large: Path, out: Path, variants: list[str]) -> None:
     torch.set_num_threads(1)
     with open_process_group() as ranks:
-        # First, for it measures what the process holds.
+        # This runs first, because it measures what the process holds.
         load_on_ranks.load(ranks, large, out / "loaded.json")
         share_on_ranks.share(ranks, tiny, out / "shared.json")
         for variant in variants:
             train_on_ranks.train(ranks, tiny, out / variant, variant)
         if ranks.is_main:
             write_file(out / DONE, b"")
-        train_on_ranks.train_for_ever(ranks, tiny, out / "endless")
+        train_on_ranks.train_endlessly(ranks, tiny, out / "endless")
 
 
 if __name__ == "__main__":

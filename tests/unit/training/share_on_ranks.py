@@ -17,7 +17,7 @@ from osworld_pipeline.training.policy_trainer import open_sft_trainer
 
 
 def stored(trajectories: list[Trajectory], blobs: BlobStore) -> list[Trajectory]:
-    """The same with their images in the store."""
+    """The same trajectories with their images in the store."""
     return [
         replace(item, images=LazyImages(blobs.read, [blobs.write(image, suffix="png") for image in item.images]))
         for item in trajectories
@@ -50,15 +50,15 @@ def update(process_group: ProcessGroup, model: Path, blobs: BlobStore, *, is_vis
         run(trainer, process_group, work)
     finally:
         model_inputs.encode_image = encode
-    told = process_group.gather({"read": read, "decoded": decoded})
-    return {"ranks": told, "losses": losses}
+    reported = process_group.gather({"read": read, "decoded": decoded})
+    return {"ranks": reported, "losses": losses}
 
 
 def share(process_group: ProcessGroup, model: Path, out: Path) -> None:
     blobs = BlobStore(out.parent / "blobs")
-    told = {
+    reported = {
         name: update(process_group, model, blobs, is_visible=is_visible)
         for name, is_visible in (("visible", True), ("hidden", False))
     }
     if process_group.is_main:
-        out.write_text(json.dumps(told))
+        out.write_text(json.dumps(reported))

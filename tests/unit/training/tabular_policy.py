@@ -36,7 +36,7 @@ class Sequence:
 
     @property
     def reward(self) -> float:
-        """Any function of the sequence that its first token does not enter."""
+        """Some function of the sequence that does not depend on its first token."""
         return math.sin(7.0 * sum((1 + index) * token for index, token in enumerate(self.responses[1:], start=1)))
 
 
@@ -47,7 +47,7 @@ def all_sequences() -> list[Sequence]:
         for responses in itertools.product(allowed, repeat=length):
             ends_early = END in responses[:-1]
             is_over = responses[-1] == END or length == MAX_RESPONSES
-            # The first response does not end: so what it is changes no reward.
+            # The first response never ends the sequence, so its value does not change the reward.
             if not ends_early and is_over and responses[0] != END:
                 found.append(Sequence(responses))
     return found
@@ -61,12 +61,12 @@ INDEX = {state: index for index, state in enumerate(STATES)}
 def random_table(seed: int, *, scale: float = 1.0) -> torch.Tensor:
     table = scale * torch.randn(len(STATES), VOCAB, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     table[:, BANNED] = 3.0
-    table[INDEX[()], END] = -200.0  # probability 0 for all that counts: the first response does not end
+    table[INDEX[()], END] = -200.0  # in effect probability 0: the first response does not end
     return table
 
 
 def log_probability(table: torch.Tensor, sequence: Sequence, temperature: float) -> torch.Tensor:
-    """Of the whole sequence, under softmax(logits / temperature) over the ids that are not banned."""
+    """That of the whole sequence, under softmax(logits / temperature) over the ids that are not banned."""
     allowed = [token for token in range(VOCAB) if token != BANNED]
     total = table.new_zeros(())
     for state, token in zip(sequence.states, sequence.responses, strict=True):

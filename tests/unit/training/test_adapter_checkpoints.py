@@ -1,5 +1,5 @@
-"""Checkpoints that are an adapter and a reference to its base: phases go on with them, they move with their state
-folder, and what does not belong together is one clear error."""
+"""Checkpoints that are an adapter and a reference to its base: phases continue from them, they move with their state
+folder, and parts that do not belong together are one clear error."""
 
 import json
 import shutil
@@ -59,7 +59,7 @@ def test_a_checkpoint_names_its_base_and_holds_no_other_weights(state: StateDir)
     verify_checkpoint(folder, is_required=True)
 
 
-def test_sft_and_both_phases_carry_one_adapter_on(state: StateDir, processor):
+def test_sft_and_both_phases_continue_the_same_adapter(state: StateDir, processor):
     recipe = adapted_recipe(kl_coef=0.0, max_logprob_diff=100.0)
     sft = fine_tuned(base_of(state), recipe, state)
     first = open_phase(sft, recipe)
@@ -99,7 +99,7 @@ def test_a_state_folder_can_be_moved(state: StateDir, tmp_path: Path, processor)
     trainer.update(demonstrations(processor, 2))
 
 
-def test_a_base_outside_of_the_state_folder_is_found_when_that_moves(tmp_path: Path, tiny_folder: Path):
+def test_a_base_outside_the_state_folder_is_found_after_the_state_folder_moves(tmp_path: Path, tiny_folder: Path):
     state = StateDir(tmp_path / "var")
     folder = fine_tuned(tiny_folder, adapted_recipe(), state, num_updates=1)
     (tmp_path / "far" / "away").mkdir(parents=True)
@@ -109,7 +109,7 @@ def test_a_base_outside_of_the_state_folder_is_found_when_that_moves(tmp_path: P
     load_model(moved)
 
 
-def test_a_base_that_was_moved_is_found_where_its_file_says(state: StateDir, tmp_path: Path):
+def test_a_moved_base_is_found_at_the_path_in_base_json(state: StateDir, tmp_path: Path):
     recipe = adapted_recipe()
     folder = fine_tuned(base_of(state), recipe, state, num_updates=1)
     moved = base_of(state).rename(tmp_path / "moved")
@@ -119,7 +119,7 @@ def test_a_base_that_was_moved_is_found_where_its_file_says(state: StateDir, tmp
     open_sft_trainer(folder, recipe=recipe, process_group=ProcessGroup.alone(), num_updates=1)
 
 
-def test_a_base_that_is_gone_or_another_is_one_clear_error(state: StateDir):
+def test_a_missing_or_different_base_is_one_clear_error(state: StateDir):
     recipe = adapted_recipe()
     folder = fine_tuned(base_of(state), recipe, state, num_updates=1)
     base = base_of(state)
@@ -146,7 +146,7 @@ def test_a_recipe_with_other_adapters_than_its_parents_is_refused(state: StateDi
         open_phase(folder, adapted_recipe(lora=changes))
 
 
-def test_full_fine_tuning_does_not_begin_with_an_adapter(state: StateDir):
+def test_full_fine_tuning_from_an_adapter_is_refused(state: StateDir):
     recipe = adapted_recipe()
     folder = fine_tuned(base_of(state), recipe, state, num_updates=1)
     with pytest.raises(
@@ -171,7 +171,7 @@ def test_the_digest_covers_base_factors_and_scale(state: StateDir, tmp_path: Pat
     assert len(digests) == 4
 
 
-def test_a_milestone_finds_the_base_from_where_it_lies(state: StateDir, processor):
+def test_a_milestone_finds_the_base_from_its_own_folder(state: StateDir, processor):
     trainer = open_sft_trainer(base_of(state), recipe=adapted_recipe(), process_group=ProcessGroup.alone())
     trainer.update(demonstrations(processor, 0))
     partial = saved(trainer, state, "sft-1")
@@ -188,8 +188,8 @@ def test_a_milestone_finds_the_base_from_where_it_lies(state: StateDir, processo
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-def test_a_checkpoint_of_an_earlier_version_is_its_merged_weights(state: StateDir, processor):
-    """Merged weights, and the adapter beside them."""
+def test_a_checkpoint_of_an_earlier_version_is_loaded_from_its_merged_weights(state: StateDir, processor):
+    """It holds merged weights with the adapter next to them."""
     recipe = adapted_recipe(kl_coef=0.0)
     folder = fine_tuned(base_of(state), recipe, state, num_updates=1)
     other = state.checkpoints / "other"
@@ -207,8 +207,8 @@ def test_a_checkpoint_of_an_earlier_version_is_its_merged_weights(state: StateDi
     assert not any(bool(tensor.any()) for name, tensor in factors(trainer.model).items() if ".lora_B." in name)
 
 
-def test_a_run_that_an_earlier_version_began_is_not_resumed(state: StateDir):
-    """Its partial checkpoints hold merged weights, which cannot be parted again."""
+def test_a_run_that_an_earlier_version_started_is_not_resumed(state: StateDir):
+    """Its partial checkpoints hold merged weights, which cannot be separated again."""
     recipe = adapted_recipe()
     folder = fine_tuned(base_of(state), recipe, state, num_updates=1)
     shutil.copyfile(base_of(state) / "model.safetensors", folder / "model.safetensors")
@@ -225,7 +225,7 @@ def test_a_run_that_an_earlier_version_began_is_not_resumed(state: StateDir):
         ({"r": "many"}, "has no usable r and lora_alpha"),
     ],
 )
-def test_what_is_more_than_low_rank_factors_is_refused(state: StateDir, changes, refusal):
+def test_an_adapter_with_more_than_low_rank_factors_is_refused(state: StateDir, changes, refusal):
     folder = fine_tuned(base_of(state), adapted_recipe(), state, num_updates=1)
     config = folder / "adapter" / "adapter_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
@@ -233,8 +233,8 @@ def test_what_is_more_than_low_rank_factors_is_refused(state: StateDir, changes,
         find_adapter(folder)
 
 
-def test_factors_are_there_before_the_weights_under_them_are(state: StateDir):
-    """As ranks need it that read their shards of the base later."""
+def test_the_factors_of_an_adapter_are_loaded_before_the_weights_under_them(state: StateDir):
+    """Ranks that read their shards of the base later need this."""
     folder = fine_tuned(base_of(state), adapted_recipe(), state, num_updates=1)
     adapter = find_adapter(folder)
     assert adapter is not None

@@ -1,5 +1,5 @@
-"""What the engine samples with is what the trainer has learned: adapters are handed over as they are, and nothing of a
-small step is rounded away in bfloat16."""
+"""The engine samples with exactly what the trainer has learned: adapters are handed over unchanged, and no part of a
+small step is lost to rounding in bfloat16."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def mean_difference(trainer: GspoTrainer, trajectories: Any) -> float:
 
 
 def open_copy(recipe: Recipe, folder: Path, processor: Any) -> Any:
-    """As a phase opens the engine of its own."""
+    """Opens a separate engine, as a phase does."""
     return open_engine(EngineRequest(recipe=recipe, folder=folder, processor=processor, adapters=recipe.trainer.lora))
 
 
@@ -53,7 +53,7 @@ async def test_a_synchronous_engine_samples_from_the_trainers_own_adapters(tiny_
     assert mean_difference(trainer, before) > 10 * BFLOAT16_NOISE, "the updates changed nothing that could be seen"
 
 
-async def test_an_engine_of_its_own_gets_the_factors_to_the_bit(tiny_folder: Path):
+async def test_a_separate_engine_gets_bit_identical_factors(tiny_folder: Path):
     recipe = adapted_recipe(dtype="bfloat16", **SMALL_STEPS)
     trainer = open_phase(tiny_folder, recipe)
     engine = open_copy(recipe, tiny_folder, trainer.processor)
@@ -72,7 +72,7 @@ async def test_an_engine_of_its_own_gets_the_factors_to_the_bit(tiny_folder: Pat
     assert mean_difference(trainer, after) < BFLOAT16_NOISE
 
 
-async def test_an_engine_of_its_own_goes_on_from_a_parent_with_an_adapter(tmp_path: Path, tiny_folder: Path):
+async def test_a_separate_engine_continues_from_a_parent_with_an_adapter(tmp_path: Path, tiny_folder: Path):
     recipe = adapted_recipe(dtype="bfloat16", **SMALL_STEPS)
     parent = fine_tuned(tiny_folder, recipe, StateDir(tmp_path))
     trainer = open_phase(parent, recipe)

@@ -47,12 +47,12 @@ def group(episodes: list[Episode], replay_reward: float | None = None) -> Rollou
     return RolloutGroup(group_id="g", task_id="task", stage_key="s", update=0, episodes=tuple(episodes), replay=replay)
 
 
-def test_one_success_among_four_by_hand():
+def test_advantages_of_one_success_among_four_match_hand_worked_numbers():
     # mean 1/4; deviations 3/4 and three times -1/4; variance (9 + 3)/16/3 = 1/4; std 1/2.
     assert compute_advantages([1.0, 0.0, 0.0, 0.0]) == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
 
 
-def test_two_rewards_by_hand():
+def test_advantages_of_two_rewards_match_hand_worked_numbers():
     # mean 0.5, deviations +-0.5, std sqrt(0.5) = 0.7071.
     assert compute_advantages([1.0, 0.0]) == pytest.approx([0.70710678, -0.70710678], abs=1e-5)
 
@@ -66,7 +66,7 @@ def test_rewards_that_differ_by_rounding_alone_give_zero_advantage():
     assert compute_advantages([0.3, 0.1 + 0.2, 0.3]) == (0.0, 0.0, 0.0)
 
 
-def test_a_group_of_one_or_none_teaches_nothing():
+def test_a_group_of_one_or_none_has_no_signal():
     assert compute_advantages([1.0]) == (0.0,)
     assert compute_advantages([]) == ()
 
@@ -79,7 +79,7 @@ def test_advantages_sum_to_zero_and_keep_the_order_of_rewards(rewards: list[floa
     assert [advantages[index] for index in order] == sorted(advantages)
 
 
-def test_faults_and_timeouts_are_no_samples():
+def test_faults_and_timeouts_are_not_samples():
     episodes = [
         episode(0, Outcome.SUCCESS, 1.0),
         episode(1, Outcome.ENV_FAULT, None),
@@ -117,7 +117,7 @@ def test_a_valid_episode_without_a_reward_is_refused():
         ("leave_one_out", [1.0, -1 / 3, -1 / 3, -1 / 3]),
     ],
 )
-def test_each_estimator_by_hand(estimator: Estimator, expected: list[float]):
+def test_each_estimator_matches_hand_worked_numbers(estimator: Estimator, expected: list[float]):
     assert compute_advantages([1.0, 0.0, 0.0, 0.0], estimator) == pytest.approx(expected, abs=1e-5)
 
 
@@ -131,7 +131,7 @@ def test_leave_one_out_is_each_reward_minus_the_mean_of_the_others(rewards: list
 
 @pytest.mark.parametrize("estimator", ["mean_std", "mean", "leave_one_out"])
 @given(reward=st.floats(0, 1), noise=st.lists(st.floats(0, 1e-7), min_size=2, max_size=8))
-def test_no_estimator_makes_noise_into_a_signal(estimator: Estimator, reward: float, noise: list[float]):
+def test_no_estimator_turns_noise_into_a_signal(estimator: Estimator, reward: float, noise: list[float]):
     assert compute_advantages([reward + one for one in noise], estimator) == (0.0,) * len(noise)
 
 
@@ -156,13 +156,13 @@ def graded(number: int, task: float, shaped: float) -> Episode:
 
 
 def reason_of(rewards: Sequence[tuple[float, float]], rule: SignalRule, *, replay_reward: float | None = None) -> str:
-    """Rewards: raw and shaped."""
+    """`rewards`: the raw and the shaped reward of each episode."""
     of_group = group([graded(number, *both) for number, both in enumerate(rewards)], replay_reward)
     return no_signal_reason(of_group, group_advantages(of_group), rule)
 
 
 @pytest.mark.parametrize("raw", [0.0, 0.4, 1.0])
-def test_groups_that_did_equally_well_by_the_grader_have_no_signal_however_they_are_shaped(raw: float):
+def test_groups_with_equal_grader_rewards_have_no_task_signal_with_any_shaped_rewards(raw: float):
     rewards = [(raw, 0.101), (raw, 0.104), (raw + 1e-9, 0.9)]
     reason = reason_of(rewards, "task")
     assert reason.startswith(f'all 3 valid episodes have the raw task reward {raw:g} (rollout.signal = "task")')
@@ -174,11 +174,11 @@ def test_partial_credit_is_a_signal():
 
 
 @pytest.mark.parametrize("rule", ["task", "shaped"])
-def test_a_replay_row_is_a_signal_beside_failures(rule: SignalRule):
+def test_a_replay_row_gives_a_group_of_failures_a_signal(rule: SignalRule):
     assert reason_of([(0.0, 0.1), (0.0, 0.1)], rule, replay_reward=1.0) == ""
 
 
 @pytest.mark.parametrize("rule", ["task", "shaped"])
-def test_equal_shaped_rewards_are_no_signal_under_either_rule(rule: SignalRule):
+def test_equal_shaped_rewards_give_no_signal_under_either_rule(rule: SignalRule):
     reason = reason_of([(0.6, 1.0), (1.0, 1.0)], rule)
     assert reason.startswith(f'all 2 valid episodes have the same shaped reward (rollout.signal = "{rule}")')

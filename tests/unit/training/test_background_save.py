@@ -1,4 +1,4 @@
-"""A checkpoint is written while training goes on: what it holds, what waits for it, and how it fails."""
+"""A checkpoint is written while training continues: what it holds, what waits for it, and how it fails."""
 
 import json
 import os
@@ -39,7 +39,7 @@ LIMIT_S = 30
 
 
 class Gate:
-    """Holds the writing thread before it writes anything."""
+    """Blocks the writing thread before it writes anything."""
 
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
@@ -70,7 +70,7 @@ def weights(trainer: SftTrainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was_then(
+def test_training_continues_while_a_checkpoint_is_written_with_the_state_at_the_save(
     tmp_path: Path, tiny_folder: Path, gate: Gate
 ) -> None:
     state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
@@ -94,7 +94,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_it_holds_what_was_th
     assert all(torch.equal(moments[name], tensor) for name, tensor in ranked_state.items())
 
 
-def test_a_second_save_waits_for_the_first_and_the_end_for_both(tmp_path: Path, tiny_folder: Path, gate: Gate) -> None:
+def test_saves_wait_for_earlier_saves_and_so_does_the_final_one(tmp_path: Path, tiny_folder: Path, gate: Gate) -> None:
     state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
     save_partial(state, trainer, trainer_state(1))
     assert gate.reached.wait(LIMIT_S)
@@ -119,9 +119,7 @@ def test_a_milestone_is_kept_once_its_checkpoint_is_whole(tmp_path: Path, tiny_f
     verify_checkpoint(state.checkpoints / "sft-1-u0001", is_required=True)
 
 
-def test_what_could_not_be_written_is_an_error_of_the_next_update(
-    tmp_path: Path, tiny_folder: Path, gate: Gate
-) -> None:
+def test_a_failed_checkpoint_write_is_raised_by_the_next_update(tmp_path: Path, tiny_folder: Path, gate: Gate) -> None:
     state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
     gate.error = OSError(28, "No space left on device")
     gate.opened.set()
@@ -133,7 +131,7 @@ def test_what_could_not_be_written_is_an_error_of_the_next_update(
     update(trainer, 0)
 
 
-def test_closing_waits_and_tells_what_went_wrong(tmp_path: Path, tiny_folder: Path, gate: Gate) -> None:
+def test_closing_waits_for_the_write_and_raises_its_error(tmp_path: Path, tiny_folder: Path, gate: Gate) -> None:
     trainer = make_trainer(tiny_folder)
     gate.error = OSError(5, "Input/output error")
     save_partial(StateDir(tmp_path), trainer, trainer_state(1))
@@ -142,7 +140,7 @@ def test_closing_waits_and_tells_what_went_wrong(tmp_path: Path, tiny_folder: Pa
         trainer.close()
 
 
-def test_a_trainer_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_trainer_killed_while_it_writes_leaves_the_previous_checkpoint(tmp_path: Path, tiny_folder: Path) -> None:
     program = (
         "import sys, threading, time; from pathlib import Path\n"
         "from test_checkpoint import StateDir, make_trainer, save, save_partial, trainer_state\n"
@@ -168,7 +166,7 @@ def test_a_trainer_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path:
     verify_checkpoint(newest, is_required=True)
 
 
-def test_background_work_fails_once() -> None:
+def test_a_failure_of_background_work_is_raised_once() -> None:
     background = Background("a test")
 
     def fail() -> None:
@@ -181,7 +179,7 @@ def test_background_work_fails_once() -> None:
     background.wait()
 
 
-def test_digests_are_those_of_the_bytes_however_many_files_there_are(tmp_path: Path) -> None:
+def test_digests_are_those_of_the_bytes_for_many_files(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.bin").write_bytes(bytes([number]) * (number * 1000))
     digests = file_digests(sorted(tmp_path.iterdir()))

@@ -25,19 +25,19 @@ def make(tmp_path: Path, model) -> tuple[dict, list[dict], StateDir]:
         data_digest="d",
         run_ids={"dagster": "run-1"},
     )
-    heard: list[dict] = []
-    return main(job, heard.append), heard, StateDir(tmp_path)
+    received: list[dict] = []
+    return main(job, received.append), received, StateDir(tmp_path)
 
 
 def test_a_tiny_base_is_made_once_with_its_card(tmp_path: Path):
-    result, heard, state = make(tmp_path, SMALL)
+    result, received, state = make(tmp_path, SMALL)
     checkpoint = read_checkpoint(state, "base-1")
     assert checkpoint is not None
     assert (checkpoint.stage, checkpoint.parent_id, checkpoint.num_updates) == (Stage.BASE, None, 0)
     assert checkpoint.path == "checkpoints/base-1"
     assert checkpoint.run_ids == {"dagster": "run-1"}
     assert result["weights_digest"] == checkpoint.weights_digest
-    assert [message.kind for message in heard] == ["progress", "progress"]
+    assert [message.kind for message in received] == ["progress", "progress"]
     load_model(tmp_path / checkpoint.path)
     load_processor(tmp_path / checkpoint.path)
     modified = (tmp_path / checkpoint.path / "model.safetensors").stat().st_mtime_ns
@@ -53,14 +53,14 @@ def test_a_published_model_is_pointed_to_and_not_copied(tmp_path: Path, tiny_fol
     assert load_model(state.root / result["path"]).num_parameters() > 0
 
 
-def test_a_model_that_is_neither_a_folder_nor_a_hub_id_is_one_sentence():
+def test_a_model_that_is_neither_a_folder_nor_a_hub_id_is_refused_with_one_sentence():
     with pytest.raises(
         DependencyError, match=r"model.path '/no/such/model' is not a folder.* set model.path to its folder"
     ):
         resolve_pretrained(PretrainedModelSection(kind="pretrained", path="/no/such/model"))
 
 
-def test_the_corpus_is_the_training_tasks_and_never_the_held_out_ones():
+def test_the_tokenizer_corpus_holds_the_training_tasks_and_no_held_out_task():
     recipe = load_recipe("smoke")
     corpus = list(tokenizer_corpus(recipe))
     assert corpus == list(tokenizer_corpus(recipe))

@@ -1,5 +1,5 @@
-"""An update that begins before its weights have reached the servers: they are sent while it scores, and it takes no
-step before it was compared."""
+"""An update that starts before its weights have reached the servers: the weights are sent while it scores, and it takes
+no step before it was compared."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ SETTINGS = GspoSharedSection(learning_rate=1e-3, kl_coef=0.0, micro_batch_size=1
 
 @pytest.fixture
 def stale(tiny_folder: Path, processor: Any) -> list[Trajectory]:
-    """Sampled by the weights of an update before."""
+    """Trajectories that the weights of an earlier update sampled."""
     talks = [conversation(processor, number) for number in range(3)]
     sampled = as_sampled(load_model(tiny_folder), processor, talks, [1.0, -1.0, 0.5])
     return [replace(one, policy_versions=(-1,) * len(one.token_ids)) for one in sampled]
@@ -35,7 +35,7 @@ def weights_of(trainer: GspoTrainer) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in trainer.weights().items()}
 
 
-def test_a_late_canary_and_transfers_between_passes_change_nothing_of_an_update(
+def test_a_late_canary_and_transfers_between_passes_do_not_change_the_result_of_an_update(
     tiny_folder: Path, processor: Any, stale: list[Trajectory]
 ) -> None:
     early, late = (GspoTrainer(load_model(tiny_folder), processor, SETTINGS) for _ in range(2))
@@ -59,7 +59,7 @@ def test_a_late_canary_and_transfers_between_passes_change_nothing_of_an_update(
     assert any(not torch.equal(ours[name], before[name]) for name in before)
 
 
-def test_a_receiver_that_fails_ends_nothing_and_weights_that_never_arrive_end_the_update(
+def test_a_failed_receiver_does_not_end_an_update_and_weights_that_never_arrive_do(
     tiny_folder: Path, processor: Any, stale: list[Trajectory]
 ) -> None:
     trainer = GspoTrainer(load_model(tiny_folder), processor, SETTINGS)

@@ -73,7 +73,7 @@ def test_the_newest_partial_checkpoint_is_found_and_two_are_kept(tmp_path: Path,
     assert read_trainer_state(newest) == trainer_state(10)
 
 
-def test_milestone_outlives_the_partial_it_was_made_of(tmp_path: Path, tiny_folder: Path):
+def test_a_milestone_outlives_the_partial_checkpoint_it_was_made_from(tmp_path: Path, tiny_folder: Path):
     state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
     saved = save(state, trainer, 3, keep_last=1)
     name = milestone_id("sft-1", 3)
@@ -89,7 +89,7 @@ def test_milestone_outlives_the_partial_it_was_made_of(tmp_path: Path, tiny_fold
     load_model(folder)
 
 
-def test_the_manifest_tells_where_a_checkpoint_comes_from(tmp_path: Path, tiny_folder: Path):
+def test_the_manifest_records_where_a_checkpoint_comes_from(tmp_path: Path, tiny_folder: Path):
     folder = save(StateDir(tmp_path), make_trainer(tiny_folder), 2)
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["checkpoint_id"], manifest["parent_id"], manifest["num_updates"]) == ("sft-1", "base-1", 2)
@@ -105,14 +105,14 @@ def test_a_trainer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path
     program = (
         "import os, sys; from pathlib import Path\n"
         "from test_checkpoint import StateDir, make_trainer, save\n"
-        "while sys.stdin.readline():\n"  # each is a fork: the imports take longer than all else
+        "while sys.stdin.readline():\n"  # each trainer is a fork: the imports take longer than all else
         "    if os.fork() == 0: break\n"
         "    os.wait(); print('ended', flush=True)\n"
         "else: sys.exit()\n"
         "print(os.getpid(), flush=True)\n"
         "trainer, state = make_trainer(Path(sys.argv[1])), StateDir(Path(sys.argv[2]))\n"
         "for number in range(2, 10_000):\n"
-        "    save(state, trainer, number // 2)\n"  # every other save replaces what is there
+        "    save(state, trainer, number // 2)\n"  # every second save replaces an existing checkpoint
         "    print(number, flush=True)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
@@ -139,7 +139,7 @@ def test_a_trainer_killed_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path
             assert not list(partials_dir(state, "sft-1").glob(".*"))
 
 
-def test_what_was_being_replaced_when_the_trainer_was_killed_comes_back(tmp_path: Path):
+def test_a_checkpoint_that_a_killed_trainer_was_replacing_is_restored(tmp_path: Path):
     state = StateDir(tmp_path)
     parent = partials_dir(state, "sft-1")
     replaced = parent / f".writing-update-0002-{'a' * 32}-old"
@@ -149,7 +149,7 @@ def test_what_was_being_replaced_when_the_trainer_was_killed_comes_back(tmp_path
     assert latest_complete(state, "sft-1") == parent / "update-0002"
 
 
-def test_a_final_checkpoint_stands_alone(tmp_path: Path, tiny_folder: Path):
+def test_a_final_checkpoint_is_complete_and_the_partial_ones_are_removed(tmp_path: Path, tiny_folder: Path):
     state, trainer = StateDir(tmp_path), make_trainer(tiny_folder)
     save(state, trainer, 2)
     folder = save_final(
@@ -176,7 +176,7 @@ def test_saving_again_replaces_the_folder(tmp_path: Path, tiny_folder: Path):
     assert [path.name for path in folder.parent.iterdir()] == ["update-0002"]
 
 
-def test_no_disk_space_is_one_sentence_and_leaves_nothing(tmp_path: Path):
+def test_a_full_disk_is_reported_with_one_sentence_and_no_file_is_left(tmp_path: Path):
     def fill(temp: Path) -> None:
         (temp / "weights").write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -186,13 +186,13 @@ def test_no_disk_space_is_one_sentence_and_leaves_nothing(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path):
+def test_a_folder_that_cannot_be_made_is_reported_with_one_sentence(tmp_path: Path):
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     with pytest.raises(StoreError, match="cannot write the checkpoint"):
         write_folder(tmp_path / "checkpoints" / "sft-1", lambda temp: None)
 
 
-def test_a_killed_save_leaves_the_old_checkpoint_and_its_rest_is_swept(tmp_path: Path):
+def test_a_killed_save_keeps_the_old_checkpoint_and_its_incomplete_folder_is_removed(tmp_path: Path):
     state = StateDir(tmp_path)
     with writing_folder(state.checkpoints / "sft-1") as temp:
         (temp / "weights").write_text("old")
@@ -216,7 +216,7 @@ def test_a_killed_save_leaves_the_old_checkpoint_and_its_rest_is_swept(tmp_path:
     assert [path.name for path in state.checkpoints.iterdir()] == ["sft-1"]
 
 
-def test_what_another_stage_is_writing_is_not_swept(tmp_path: Path):
+def test_a_folder_that_another_stage_is_writing_is_not_removed(tmp_path: Path):
     state = StateDir(tmp_path)
     (state.checkpoints / ".writing-sft-22-abc").mkdir(parents=True)
     assert remove_stale_writes(state, "sft-2") == 0
@@ -246,7 +246,7 @@ def test_damaged_weights_are_named(tmp_path: Path, tiny_folder: Path):
         load_model(tmp_path / "model")
 
 
-def test_weights_without_a_configuration_are_not_taken_for_a_model_of_transformers_default_size(
+def test_weights_without_a_config_are_not_loaded_as_a_model_of_transformers_default_size(
     tmp_path: Path, tiny_folder: Path
 ):
     shutil.copytree(tiny_folder, tmp_path / "model")
@@ -255,7 +255,7 @@ def test_weights_without_a_configuration_are_not_taken_for_a_model_of_transforme
         load_model(tmp_path / "model")
 
 
-def test_shards_have_one_digest_and_every_byte_counts(tmp_path: Path):
+def test_shards_have_one_digest_that_covers_every_byte(tmp_path: Path):
     for number in (1, 2):
         (tmp_path / f"model-0000{number}-of-00002.safetensors").write_bytes(bytes([number]))
     first = weights_digest(tmp_path)
@@ -263,7 +263,7 @@ def test_shards_have_one_digest_and_every_byte_counts(tmp_path: Path):
     assert weights_digest(tmp_path) != first
 
 
-def test_a_folder_without_weights_is_no_checkpoint(tmp_path: Path):
+def test_a_folder_without_weights_is_not_a_checkpoint(tmp_path: Path):
     with pytest.raises(StoreError, match=r"no model.safetensors"):
         weights_digest(tmp_path)
     with pytest.raises(StoreError, match="cannot be loaded"):
@@ -272,7 +272,7 @@ def test_a_folder_without_weights_is_no_checkpoint(tmp_path: Path):
         load_model(tmp_path / "absent")
 
 
-def test_a_second_trainer_on_a_stage_is_told_who_holds_it(tmp_path: Path):
+def test_a_second_trainer_on_a_stage_gets_an_error_that_names_the_holder(tmp_path: Path):
     program = (
         "import sys, time; from pathlib import Path\n"
         "from osworld_pipeline.domain.state import StateDir\n"
@@ -300,7 +300,7 @@ def test_a_second_trainer_on_a_stage_is_told_who_holds_it(tmp_path: Path):
         assert time.monotonic() - started < 5
 
 
-def test_the_fence_needs_no_torch(tmp_path: Path):
+def test_the_stage_lock_does_not_import_torch(tmp_path: Path):
     program = "import sys, osworld_pipeline.training.weights.stage_lock; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
@@ -310,7 +310,7 @@ def test_the_fence_needs_no_torch(tmp_path: Path):
     [("sft-1-u0003", "sft-1", 3), (milestone_id("gspo_phase1-ab", 12345), "gspo_phase1-ab", 12345),
      ("sft-1", "sft-1", None), ("base-u", "base-u", None), ("sft-1-u00x3", "sft-1-u00x3", None), ("", "", None)],
 )  # fmt: skip
-def test_a_milestones_id_tells_its_stage_and_how_far_that_was(
+def test_a_milestones_id_gives_its_stage_and_number_of_updates(
     checkpoint_id: str, stage_key: str, num_updates: int | None
 ) -> None:
     assert Ancestor.parse(checkpoint_id) == (stage_key, num_updates)

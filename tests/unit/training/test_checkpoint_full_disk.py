@@ -1,4 +1,4 @@
-"""A disk that is full at whatever moment of a checkpoint's writing: one sentence that says so, and nothing left."""
+"""A disk that fills up at any moment of a checkpoint's writing is reported with one sentence, and no file is left."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """The expected update, by enumeration: over all sequences of a tabular policy it equals the gradient of the stated
-objective under the distribution that sampled, at every temperature, with masks and bans, for full tables and low-rank
-ones. No sampling noise."""
+objective under the sampling distribution, at every temperature, with masks and bans, for full and low-rank tables.
+There is no sampling noise."""
 
 import itertools
 import math
@@ -36,7 +36,7 @@ OPEN = {"clip_low": 0.2, "clip_high": 0.2}
 
 
 def trainer_logprobs(table: torch.Tensor, temperature: float) -> torch.Tensor:
-    """By the code under test, (B, T)."""
+    """Computed by the code under test; shape (B, T)."""
     states = [INDEX[state] for one in SEQUENCES for state in one.states]
     targets = torch.tensor([token for one in SEQUENCES for token in one.responses])
     hidden = torch.nn.functional.one_hot(torch.tensor(states), len(STATES)).double()
@@ -57,8 +57,8 @@ def probabilities(table: torch.Tensor, temperature: float) -> torch.Tensor:
 
 
 def expected_update(table, sampler, advantages, temperature: float, *, algorithm: str, **choices) -> torch.Tensor:
-    """Of one sequence drawn from the sampler, by the code under test: sum over y of p_sampler(y) times the gradient of
-    the loss of the batch [y]."""
+    """That of one sequence drawn from the sampler, by the code under test: the sum over y of p_sampler(y) times the
+    gradient of the loss of the batch [y]."""
     logprobs = trainer_logprobs(table, temperature)
     loss = policy_loss(
         logprobs,
@@ -76,7 +76,7 @@ def expected_update(table, sampler, advantages, temperature: float, *, algorithm
 
 
 def objective_gradient(table: torch.Tensor, values: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Of the sum over y of p(y) value(y), minus: a loss goes down where the objective goes up."""
+    """Minus the gradient of the sum over y of p(y) value(y): a loss goes down where the objective goes up."""
     (gradient,) = torch.autograd.grad(-(probabilities(table, temperature) * values).sum(), table)
     return gradient
 
@@ -86,7 +86,7 @@ def assert_equal(one: torch.Tensor, other: torch.Tensor) -> None:
     assert float((one - other).norm() / other.norm()) < 1e-6
 
 
-def test_the_enumeration_is_whole():
+def test_the_probabilities_of_all_enumerated_sequences_sum_to_one():
     for temperature in TEMPERATURES:
         assert float(probabilities(random_table(1), temperature).sum()) == pytest.approx(1.0, abs=1e-12)
 
@@ -137,7 +137,7 @@ def test_with_length_norm_constant_it_is_the_gradient_of_the_mean_reward(algorit
 @pytest.mark.parametrize("temperature", [0.3, 0.5, 0.8])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_choice_that_cannot_change_the_reward_gets_no_gradient(algorithm: str, temperature: float):
-    # The first token enters no reward; the rest of the table is the same after each, so nothing else depends on it.
+    # No reward depends on the first token. The rest of the table is the same after each, so nothing else does.
     table = random_table(3)
     for state in STATES:
         if state:
@@ -166,8 +166,8 @@ def test_a_low_rank_table_gets_the_gradient_through_its_factors(temperature: flo
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize(("estimator", "scale"), [("leave_one_out", 1.0), ("mean", 0.5)])
-def test_over_all_pairs_a_group_s_expected_update_is_the_gradient_too(temperature: float, estimator: str, scale: float):
-    # A baseline of the others is free of bias; the group's own mean scales it by (n - 1) / n.
+def test_a_groups_expected_update_over_all_pairs_is_the_gradient_too(temperature: float, estimator: str, scale: float):
+    # A baseline from the others has no bias; the group's own mean scales it by (n - 1) / n.
     table = random_table(6).requires_grad_()
     chances = probabilities(table, temperature).detach()
     # The pair's update is linear in each member's advantage, so a member's expected advantage given itself suffices.
@@ -181,7 +181,7 @@ def test_over_all_pairs_a_group_s_expected_update_is_the_gradient_too(temperatur
 
 
 def weights_of(table: torch.Tensor, sampler: torch.Tensor, temperature: float, form: str, **bounds) -> torch.Tensor:
-    """By the code under test, (B, T)."""
+    """Computed by the code under test; shape (B, T)."""
     gap = (trainer_logprobs(table, temperature) - trainer_logprobs(sampler, temperature)).detach()
     episodes = torch.arange(len(SEQUENCES))[:, None].expand(MASK_BT.shape)[MASK_BT.bool()]
     weights = importance_weights(gap[MASK_BT.bool()], episodes, form=form, **bounds).weights_N
@@ -207,7 +207,7 @@ def test_off_policy_the_whole_sequence_s_weight_gives_the_on_policy_gradient(alg
 
 
 def stated_weight(form: str, ratios: list[float], low: float, high: float) -> list[float]:
-    """Of each token, from the table in training/objective/importance.py."""
+    """The weight of each token, from the table in training/objective/importance.py."""
     tokens = [math.exp(value) for value in ratios]
     whole, mean = math.exp(sum(ratios)), math.exp(sum(ratios) / len(ratios))
     return {
@@ -246,7 +246,7 @@ def test_off_policy_each_form_gives_the_gradient_of_its_stated_surrogate(form: s
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_turns_of_a_window_weighed_by_tokens_give_the_update_of_the_whole_episode(algorithm: str):
+def test_turns_of_a_window_weighted_by_tokens_give_the_update_of_the_whole_episode(algorithm: str):
     # Each response is a sequence of its own, with its share of the episode's weight.
     table, temperature = random_table(1).requires_grad_(), 0.5
     whole = expected_update(table, table, REWARDS, temperature, algorithm=algorithm)

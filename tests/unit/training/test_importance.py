@@ -21,7 +21,7 @@ LOW, HIGH = 0.7, 1.4
 
 
 def weights(log_ratios: list[list[float]], form: str, *, low: float = LOW, high: float = HIGH):
-    """By episode, a list of token weights each; with the figures."""
+    """A list of token weights for each episode, and the result with the figures."""
     flat = torch.tensor([value for row in log_ratios for value in row], dtype=torch.float64)
     episodes = torch.tensor([index for index, row in enumerate(log_ratios) for _ in row])
     result = importance_weights(flat, episodes, form=form, low=low, high=high)
@@ -43,7 +43,7 @@ RATIOS = [[math.log(2), math.log(0.5)], [math.log(1.25)]]
         ("sequence_reject", [[1.0, 1.0], [1.0]], 0.0),
     ],
 )
-def test_each_form_by_hand(form: str, expected: list[list[float]], changed: float):
+def test_each_form_of_weights_matches_hand_worked_numbers(form: str, expected: list[list[float]], changed: float):
     found, result = weights(RATIOS, form)
     assert [value for row in found for value in row] == pytest.approx([value for row in expected for value in row])
     assert result.changed_share == pytest.approx(changed)
@@ -62,7 +62,7 @@ def test_the_geometric_mean_rejects_a_whole_sequence():
     assert result.effective_share == pytest.approx(0.5)
 
 
-def test_the_effective_share_by_hand():
+def test_the_effective_share_matches_hand_worked_numbers():
     assert effective_share(torch.tensor([1.0, 1.0, 1.0, 1.0])) == pytest.approx(1.0)
     assert effective_share(torch.tensor([1.0, 0.0, 0.0, 0.0])) == pytest.approx(0.25)
     # (3 + 1)^2 / (2 * (9 + 1)).
@@ -81,7 +81,7 @@ def test_on_policy_every_weight_is_one_and_the_whole_batch_counts(form: str):
 
 @pytest.mark.parametrize("form", ["token_truncate", "sequence_truncate"])
 def test_the_effective_share_falls_as_a_policy_drifts(form: str):
-    # Log ratios of a drift of spread s: of tokens the share is about exp(-s^2), of sequences of n tokens exp(-n s^2).
+    # With log ratios of spread s the share is about exp(-s^2) for tokens and exp(-n s^2) for sequences of n tokens.
     noise = torch.randn(400, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     shares = []
     for spread in (0.0, 0.05, 0.1, 0.2, 0.3):
@@ -93,7 +93,7 @@ def test_the_effective_share_falls_as_a_policy_drifts(form: str):
     assert shares == sorted(shares, reverse=True)
 
 
-def test_an_empty_batch_and_far_ratios_are_finite():
+def test_an_empty_batch_and_extreme_ratios_give_finite_weights():
     assert importance_weights(torch.zeros(0), torch.zeros(0).long(), form="none", low=0, high=1).effective_share == 1.0
     found, result = weights([[1e4, -1e4]], "token_truncate", high=math.inf)
     assert all(map(math.isfinite, found[0]))
@@ -115,7 +115,7 @@ class Case:
         self.sampler = self.trainer + 0.4 * torch.randn(count, length, generator=generator, dtype=torch.float64)
 
     def ours(self, form: str) -> torch.Tensor:
-        """(B, T), 0 outside the mask."""
+        """Our weights, shape (B, T), 0 outside the mask."""
         episodes = torch.arange(len(self.mask))[:, None].expand(self.mask.shape)[self.mask.bool()]
         gaps = (self.trainer - self.sampler)[self.mask.bool()]
         found = importance_weights(gaps, episodes, form=form, low=LOW, high=HIGH).weights_N.double()
@@ -123,7 +123,7 @@ class Case:
 
 
 def trl_weights(case: Case, form: str) -> torch.Tensor:
-    """By TRL's own lines: they stand in the middle of a method, and are run here as they are."""
+    """Runs TRL's own lines unchanged; they are in the middle of a method."""
     trainer = pytest.importorskip("trl.trainer.grpo_trainer", reason="TRL is not installed").GRPOTrainer
     method = parse_python(textwrap.dedent(inspect.getsource(trainer._generate_and_score_completions)))
     (block,) = [
@@ -168,7 +168,7 @@ def slime_folder() -> Path:
 
 
 def slime_mis(case: Case, form: str) -> torch.Tensor:
-    """By examples/train_infer_mismatch_helper/mis.py."""
+    """Computed by examples/train_infer_mismatch_helper/mis.py."""
     spec = importlib.util.spec_from_file_location("mis", slime_folder() / "examples/train_infer_mismatch_helper/mis.py")
     assert spec is not None
     assert spec.loader is not None
@@ -208,8 +208,8 @@ def test_weights_equal_slimes_mis(form: str):
 @pytest.mark.parametrize(
     ("form", "name"), [("token_truncate", "vanilla_tis_function"), ("token_mask", "icepop_function")]
 )
-def test_weights_equal_slimes_own_of_tokens(form: str, name: str):
-    # The module needs Megatron; the function stands alone.
+def test_token_weights_equal_slimes_own(form: str, name: str):
+    # The module needs Megatron; the function does not.
     source = (slime_folder() / "slime/backends/megatron_utils/loss.py").read_text()
     (function,) = [
         node for node in parse_python(source).body if isinstance(node, ast.FunctionDef) and node.name == name

@@ -30,7 +30,7 @@ def gradient(logp, *arguments, **choices) -> list[list[float]]:
     return leaf.grad.tolist()
 
 
-def test_gspo_by_hand():
+def test_gspo_matches_hand_worked_numbers():
     # Two response tokens, differences 0.2 and 0.0: s = exp(0.1) = 1.10517. Advantage 2, clip at 1.05: 2 * 1.05.
     result = loss_of(
         [[-9.0, -0.8, -1.0]], [[-1.0, -1.0, -1.0]], [2.0], [[0, 1, 1]], clip_low=0.05, clip_high=0.05
@@ -40,7 +40,7 @@ def test_gspo_by_hand():
     assert result.clipped_B.tolist() == [1.0]
 
 
-def test_grpo_by_hand():
+def test_grpo_matches_hand_worked_numbers():
     # Ratios exp(0.2) = 1.221403 and 1; A = 2, clip at 1.1: terms -2.2 and -2, their mean -2.1; one of two is clipped.
     result = loss_of([[-9.0, -0.8, -1.0]], [[-1.0, -1.0, -1.0]], [2.0], [[0, 1, 1]], algorithm="grpo")
     assert float(result.loss) == pytest.approx(-2.1)
@@ -52,7 +52,7 @@ def test_grpo_by_hand():
 
 
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
-def test_what_makes_a_bad_sequence_likelier_is_not_clipped(algorithm: str):
+def test_a_step_that_makes_a_bad_sequence_likelier_is_not_clipped(algorithm: str):
     # A = -1, s = exp(0.1): min(-1.10517, -1.05) is the unclipped one, so the policy is still pushed back.
     result = loss_of([[-0.9]], [[-1.0]], [-1.0], algorithm=algorithm, clip_low=0.05, clip_high=0.05)
     assert float(result.loss) == pytest.approx(1.1051709, abs=1e-6)
@@ -60,7 +60,7 @@ def test_what_makes_a_bad_sequence_likelier_is_not_clipped(algorithm: str):
 
 
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
-def test_the_two_clips_are_their_own(algorithm: str):
+def test_the_lower_and_the_upper_clip_are_independent(algorithm: str):
     # s = exp(0.2) = 1.2214 with A = 1 meets the upper clip 1.28 and stays; s = exp(-0.3) = 0.7408 with A = -1 meets the
     # lower clip 0.8: -min(-0.7408, -0.8) = 0.8. Mean (-1.221403 + 0.8) / 2.
     result = loss_of(
@@ -91,7 +91,7 @@ def test_the_first_step_on_fresh_samples_is_the_policy_gradient(algorithm: str):
 @pytest.mark.parametrize(
     ("length_norm", "expected"), [("sequence_mean", -0.5), ("token_mean", 0.75), ("constant", 0.3)]
 )
-def test_each_length_norm_by_hand(algorithm: str, length_norm: str, expected: float):
+def test_each_length_norm_matches_hand_worked_numbers(algorithm: str, length_norm: str, expected: float):
     logp = [[-1.0, -2.0, -3.0], [-0.5, -0.1, -0.2]]
     mask = [[0, 1, 0], [1, 1, 1]]
     result = loss_of(
@@ -100,7 +100,7 @@ def test_each_length_norm_by_hand(algorithm: str, length_norm: str, expected: fl
     assert float(result.loss) == pytest.approx(expected)
 
 
-def test_token_mean_gives_each_token_the_same_pull_and_sequence_mean_each_sequence():
+def test_token_mean_weights_each_token_equally_and_sequence_mean_each_sequence():
     logp, mask = [[-1.0, -2.0], [-0.5, -0.1]], [[1, 0], [1, 1]]
     by_token = gradient(logp, logp, [1.0, 1.0], mask, algorithm="grpo", length_norm="token_mean")
     assert by_token == [pytest.approx([-1 / 3, 0.0]), pytest.approx([-1 / 3, -1 / 3])]
@@ -114,7 +114,7 @@ def test_a_weight_scales_its_sequence_and_not_the_number_of_sequences():
     assert float(loss_of(logp, logp, [1.0, 1.0], weights_B=double([1.0, 0.5])).loss) == -0.75
 
 
-def test_entropy_is_a_bonus_by_hand():
+def test_the_entropy_bonus_matches_hand_worked_numbers():
     # Mean entropy of the response tokens (1 + 2) / 2 = 1.5, times 0.1.
     result = loss_of(
         [[-1.0] * 3], [[-1.0] * 3], [0.0], [[1, 1, 0]], entropy_BT=double([[1.0, 2.0, 99.0]]), entropy_coef=0.1
@@ -126,18 +126,18 @@ def test_entropy_is_a_bonus_by_hand():
 # Weights 2 and 3 on the two response tokens; on fresh samples the loss is -A times their mean. For gspo both weigh the
 # one ratio of the sequence, whose gradient is spread evenly; for grpo each its own token.
 @pytest.mark.parametrize(("algorithm", "expected"), [("gspo", [2.5, 2.5]), ("grpo", [2.0, 3.0])])
-def test_importance_weights_by_hand(algorithm: str, expected: list[float]):
+def test_the_loss_with_importance_weights_matches_hand_worked_numbers(algorithm: str, expected: list[float]):
     own = [[-1.0, -1.0, -7.0]]
     choices = {"algorithm": algorithm, "importance_BT": double([[2.0, 3.0, math.inf]])}
     result = loss_of(own, own, [1.0], [[1, 1, 0]], **choices)
     assert float(result.loss) == pytest.approx(-2.5)
     assert result.importance_B.tolist() == pytest.approx([2.5])
-    # The weight is a number: the gradient is the plain one times it.
+    # The weight is a constant: the gradient is the plain one times the weight.
     pulls = [-one / 2 for one in expected]
     assert gradient(own, own, [1.0], [[1, 1, 0]], **choices) == [pytest.approx([*pulls, 0.0])]
 
 
-def test_importance_weighs_neither_kl_nor_entropy():
+def test_importance_weights_apply_neither_to_kl_nor_to_entropy():
     own = [[-1.0]]
     result = loss_of(
         own, own, [0.0], importance_BT=double([[2.0]]), entropy_BT=double([[1.0]]), entropy_coef=1.0,
@@ -146,6 +146,6 @@ def test_importance_weighs_neither_kl_nor_entropy():
     assert float(result.loss) == pytest.approx(2.0 - 1.0)
 
 
-def test_a_choice_without_what_it_needs_is_refused():
+def test_a_constant_length_norm_without_max_response_tokens_is_refused():
     with pytest.raises(ValueError, match="divides by max_response_tokens"):
         loss_of([[-1.0]], [[-1.0]], [1.0], length_norm="constant")

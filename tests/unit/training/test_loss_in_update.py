@@ -1,4 +1,4 @@
-"""The choices of the loss as the trainer makes them from a recipe's keys."""
+"""The loss options as the trainer reads them from a recipe's keys."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,7 @@ def lengths(trajectories: list[Trajectory]) -> list[int]:
 
 
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
-def test_each_length_norm_weighs_fresh_sequences_as_it_says(tiny_folder, processor, sampled, algorithm: str):
+def test_each_length_norm_weights_fresh_sequences_as_defined(tiny_folder, processor, sampled, algorithm: str):
     # On fresh samples a sequence's term is minus its advantage.
     one, two = lengths(sampled)
     assert one != two
@@ -50,7 +50,7 @@ def test_each_length_norm_weighs_fresh_sequences_as_it_says(tiny_folder, process
         assert metrics["loss"] == pytest.approx(loss, abs=1e-4)
 
 
-def test_by_tokens_the_turns_of_a_window_episode_count_as_whole_sequences_do(tiny_folder, processor, sampled):
+def test_weighted_by_tokens_the_turns_of_a_window_episode_count_as_whole_sequences_do(tiny_folder, processor, sampled):
     turns = [replace(item, trajectory_id=f"e#{number}") for number, item in enumerate(sampled)]
     for keys in ({"length_norm": "token_mean"}, {"length_norm": "token_mean", "algorithm": "grpo"}):
         whole = updated(tiny_folder, processor, sampled, **keys)
@@ -61,7 +61,7 @@ def test_by_tokens_the_turns_of_a_window_episode_count_as_whole_sequences_do(tin
 
 @pytest.mark.parametrize("turn_weight", ["turn", "token"])
 def test_the_turns_of_an_episode_share_its_weight_as_the_recipe_says(tiny_folder, processor, sampled, turn_weight: str):
-    # Two turns of one episode, told apart by advantages that the turns of an episode never have.
+    # Two turns of one episode, distinguished by advantages that the turns of an episode never have.
     turns = [replace(item, trajectory_id=f"e#{number}") for number, item in enumerate(sampled)]
     one, two = lengths(sampled)
     shares = {"turn": (0.5, 0.5), "token": (one / (one + two), two / (one + two))}[turn_weight]
@@ -83,7 +83,7 @@ def test_members_without_advantage_count_in_the_mean(tiny_folder, processor, sam
 
 
 def shifted(trajectories: list[Trajectory], by: float, *, version: int | None = None) -> list[Trajectory]:
-    """As if a sampler had found every token that much likelier, in logs."""
+    """The trajectories as if a sampler had given every token a log-probability that is higher by `by`."""
     return [
         replace(
             item,
@@ -95,7 +95,7 @@ def shifted(trajectories: list[Trajectory], by: float, *, version: int | None = 
 
 
 @pytest.mark.parametrize("algorithm", ["gspo", "grpo"])
-def test_the_old_logprobs_are_the_trainers_and_the_weight_holds_what_lies_between(
+def test_the_old_logprobs_are_the_trainers_and_the_weight_is_trainer_over_sampler(
     tiny_folder, processor, sampled, algorithm: str
 ):
     # A sampler that found every token 2 times less likely: trainer over sampler is 2, truncated at 1.5.
@@ -133,8 +133,8 @@ def canary_of(sampled: list[Trajectory]) -> Trajectory:
     return replace(sampled[0], trajectory_id="canary", advantage=0.0, is_canary=True)
 
 
-def test_an_update_whose_samples_are_too_far_off_is_held(tiny_folder, processor, sampled):
-    # One token's ratio is e^10 and the others e^-3: next to nothing but that token would count.
+def test_an_update_whose_samples_are_too_far_off_policy_is_held(tiny_folder, processor, sampled):
+    # One token's ratio is e^10 and the others e^-3: almost only that token would count.
     far = shifted(sampled, 3.0, version=-5)
     place = far[0].response_mask.index(1)
     values = list(far[0].sampled_logprobs or ())
@@ -153,7 +153,7 @@ def test_an_update_whose_samples_are_too_far_off_is_held(tiny_folder, processor,
 
 
 def test_an_update_without_a_token_of_its_own_weights_is_refused(tiny_folder, processor, sampled):
-    # The mean difference over no token is 0: it used to pass.
+    # The mean difference over no tokens is 0, so such an update used to pass.
     stale = shifted(sampled, 9.0, version=-1)
     with pytest.raises(TrainingError, match="update 1: its own weights sampled none of its tokens"):
         updated(tiny_folder, processor, stale)
@@ -166,7 +166,7 @@ def test_an_update_without_a_token_of_its_own_weights_is_refused(tiny_folder, pr
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.8])
-def test_what_was_sampled_at_a_temperature_is_scored_at_it(model, processor, temperature: float):
+def test_a_response_is_scored_at_the_temperature_it_was_sampled_at(model, processor, temperature: float):
     trajectory = replace(conversation(processor, 3), temperature=temperature)
     (scores,) = score_trajectories(model, processor, [trajectory])
     batch = build_batch(processor, [replace(trajectory, temperature=1.0)])
@@ -193,7 +193,8 @@ def test_a_response_with_a_banned_id_is_refused_by_name(model, processor):
 
 
 def enlarged(tiny_folder, dtype: str):
-    """Fresh weights give nearly equal logits, and rounding nothing to change; both types hold the same numbers."""
+    """Larger weights, because rounding does not change the nearly equal logits of fresh ones; both types hold the same
+    numbers."""
     model = load_model(tiny_folder, dtype="bfloat16")
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""The estimators of the divergence: by hand, in expectation over a whole distribution, and far out."""
+"""The estimators of the KL divergence: by hand, in expectation over a whole distribution, and for distant policies."""
 
 import math
 
@@ -14,7 +14,7 @@ def double(rows) -> torch.Tensor:
 
 # ref - logp = ln 2: k1 = -ln 2; k2 = ln(2)^2 / 2 = 0.2402265; k3 = 2 - ln 2 - 1 = 0.3068528.
 @pytest.mark.parametrize(("estimator", "expected"), [("k1", -0.6931472), ("k2", 0.2402265), ("k3", 0.3068528)])
-def test_each_estimator_by_hand(estimator, expected: float):
+def test_each_estimator_matches_hand_worked_numbers(estimator, expected: float):
     assert float(token_kl(double([-1.0 - math.log(2)]), double([-1.0]), estimator)) == pytest.approx(expected, abs=1e-7)
 
 
@@ -41,8 +41,8 @@ def test_kl_is_averaged_over_response_tokens_and_scaled():
 
 
 def expected_values(estimator) -> tuple[float, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Over all tokens of a small distribution: the estimator's mean and its mean gradient as a loss, and the gradients
-    of KL(policy || reference) and KL(reference || policy), all by the policy's logits."""
+    """Over all tokens of a small distribution: the estimator's mean, its mean gradient as a loss, and the gradients of
+    KL(policy || reference) and KL(reference || policy), all with respect to the policy's logits."""
     torch.manual_seed(0)
     logits = torch.randn(5, dtype=torch.float64, requires_grad=True)
     ref = torch.log_softmax(logits.detach() + 0.5 * torch.randn(5, dtype=torch.float64), -1)
@@ -67,7 +67,7 @@ def test_k1_and_k3_have_no_bias():
     assert abs(expected_values("k2")[0]) > 1e-3
 
 
-def test_as_a_loss_k1_pulls_nowhere_k2_along_the_reverse_and_k3_along_the_forward_divergence():
+def test_the_mean_gradient_of_k1_is_zero_that_of_k2_is_reverse_kl_and_that_of_k3_is_forward_kl():
     assert torch.allclose(expected_values("k1")[1], torch.zeros(5, dtype=torch.float64), atol=1e-12)
     _, gradient, reverse, forward = expected_values("k2")
     assert torch.allclose(gradient, reverse, atol=1e-12)
@@ -76,7 +76,7 @@ def test_as_a_loss_k1_pulls_nowhere_k2_along_the_reverse_and_k3_along_the_forwar
     assert not torch.allclose(reverse, forward, atol=1e-3)
 
 
-def test_one_runaway_token_cannot_be_the_whole_kl():
+def test_one_outlier_token_cannot_dominate_the_kl():
     assert float(token_kl(double([-30.0]), double([-0.1]), "k3")) == 10.0
 
 

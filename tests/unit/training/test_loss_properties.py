@@ -97,7 +97,7 @@ def test_loss_equals_the_formula_written_out_in_float64(choice, seed: int):
 
 
 def is_near_an_edge(case, algorithm: str) -> bool:
-    """Where a clip or the cut of k3 begins, there is no derivative to compare with."""
+    """At the edge of a clip or of the cut of k3 there is no derivative to compare with."""
     logs = np.where(case["mask"], case["logp"] - case["old"], 0.0)
     if algorithm == "gspo":
         logs = logs.sum(-1) / case["mask"].sum(-1)
@@ -137,7 +137,7 @@ def test_parts_of_a_batch_add_up_to_the_batch_in_loss_and_gradient(choice):
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_what_lies_outside_the_mask_changes_neither_loss_nor_gradient(choice):
+def test_values_outside_the_mask_change_neither_loss_nor_gradient(choice):
     case = random_case(7)
     outside = ~case["mask"]
     assert outside.any()

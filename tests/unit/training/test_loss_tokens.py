@@ -12,7 +12,7 @@ def double(rows) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def test_sft_loss_by_hand():
+def test_sft_loss_matches_hand_worked_numbers():
     mask = torch.tensor([[0, 1, 1], [0, 0, 1]])
     assert float(sft_loss(double([[-9.0, -1.0, -2.0], [-9.0, -9.0, -3.0]]), mask)) == pytest.approx(2.0)
 
@@ -23,7 +23,7 @@ def test_sft_parts_add_up_by_tokens_and_not_by_sequences():
     assert float(sum(parts)) == pytest.approx(float(sft_loss(logp, mask))) == pytest.approx(2.0)
 
 
-def test_sft_loss_ignores_whatever_lies_outside_the_mask():
+def test_sft_loss_ignores_everything_outside_the_mask():
     logp = double([[math.inf, -1.0, math.nan]]).requires_grad_()
     loss = sft_loss(logp, torch.tensor([[0, 1, 0]]))
     loss.backward()
@@ -32,7 +32,7 @@ def test_sft_loss_ignores_whatever_lies_outside_the_mask():
     assert logp.grad.tolist() == [[0.0, -1.0, 0.0]]
 
 
-def test_token_logprobs_and_entropy_by_hand():
+def test_token_logprobs_and_entropy_match_hand_worked_numbers():
     # Logits (0, ln 3): probabilities 1/4 and 3/4; entropy 0.5623351.
     logits = double([[0.0, math.log(3)], [0.0, math.log(3)]])
     picked, entropy = token_logprobs(logits, torch.tensor([0, 1]), lambda x: x, vocab_size=2, with_entropy=True)

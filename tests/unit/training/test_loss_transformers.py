@@ -1,4 +1,4 @@
-"""The SFT loss beside transformers' own: a tiny Qwen3-VL with pictures, its `labels`, and every weight's gradient."""
+"""The SFT loss against transformers' own: a tiny Qwen3-VL with pictures, its `labels`, and every weight's gradient."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from osworld_pipeline.training.packing import use_packed_attention
 
 
 def transformers_loss(model, processor, trajectories: list[Trajectory]) -> torch.Tensor:
-    """Whole logits, whole attention mask, shifted labels: nothing of ours but the tokens."""
+    """The loss from whole logits, the whole attention mask and shifted labels: only the tokens are ours."""
     arrays = build_model_inputs(processor, [(trajectory.token_ids, trajectory.images) for trajectory in trajectories])
     inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
     labels = torch.full_like(inputs["input_ids"], -100)

@@ -1,8 +1,8 @@
-"""GSPO's and GRPO's losses and gradients beside TRL's own, on random ragged batches with masks.
+"""GSPO's and GRPO's losses and gradients against TRL's own, on random ragged batches with masks.
 
-TRL's `GRPOTrainer._compute_loss` is driven as it is, with a stand-in for the trainer that only holds settings and hands
-out log-probabilities. Two things TRL has no like of are left out: its entropy bonus is always a mean over tokens, so it
-is compared under token_mean alone, and its importance weights are made elsewhere, so they are given to it
+TRL's `GRPOTrainer._compute_loss` runs unchanged, with a stub for the trainer that only holds settings and returns
+log-probabilities. TRL differs from us in two things: its entropy bonus is always a mean over tokens, so it is compared
+under token_mean alone, and its importance weights are computed elsewhere, so they are given to it
 (test_importance.py compares them).
 """
 
@@ -154,7 +154,7 @@ def test_the_entropy_bonus_equals_trls_under_token_mean(trl_loss, algorithm: str
 @pytest.mark.parametrize("loss_type", LENGTH_NORMS)
 @pytest.mark.parametrize("algorithm", LEVELS)
 @pytest.mark.parametrize("weighs", ["tokens", "sequences"])
-def test_importance_weights_enter_as_trls_do(trl_loss, loss_type: str, algorithm: str, weighs: str):
+def test_importance_weights_enter_the_loss_as_trls_do(trl_loss, loss_type: str, algorithm: str, weighs: str):
     for seed in range(NUM_BATCHES):
         case = Case(seed, torch.float64)
         weights = torch.exp(case.old - case.sampler).clamp(max=1.05)

@@ -1,4 +1,4 @@
-"""The estimate's formulas, against numbers worked by hand and against the code they speak of."""
+"""The estimate's formulas, against numbers worked by hand and against the code that they describe."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def host(found: Estimate) -> dict[str, int]:
 
 
 def test_full_training_in_bfloat16_takes_twenty_bytes_a_parameter() -> None:
-    """2 weight + 2 gradient + 4 master + 4 its gradient + 8 moments; the frozen vision tower only its 2."""
+    """2 weight + 2 gradient + 4 master + 4 its gradient + 8 moments; the frozen vision tower takes only its 2."""
     found = gpu(estimate(recipe(), FOUR_B, "sft"))
     names = ("weights", "gradients", "master weights", "master gradients", "optimiser moments")
     assert sum(found[name] for name in names) == 20 * TRAINED + 2 * 415_347_712
@@ -74,7 +74,7 @@ def test_a_reference_is_a_second_set_of_weights_only_with_kl_and_without_adapter
 
 
 def test_adapters_train_the_two_factors_of_each_layer_in_float32() -> None:
-    """Each layer of inputs i and outputs o has r (i + o) numbers: over a 4B layer's seven, 57,344 of each rank."""
+    """A layer with i inputs and o outputs has r (i + o) numbers; the seven of a 4B layer have 57,344 for each rank."""
     found = gpu(estimate(recipe(trainer={"lora": {"rank": 16, "alpha": 32}}), FOUR_B, "sft"))
     numbers = 36 * 16 * (2 * (2560 + 4096) + 2 * (2560 + 1024) + 3 * (2560 + 9728))
     assert numbers == 36 * 16 * 57_344
@@ -97,7 +97,7 @@ def test_an_engine_shares_the_model_only_where_nothing_trains_while_it_samples()
     assert not [name for name in gpu(estimate(sglang, FOUR_B, "gspo")) if "engine" in name]
 
 
-def test_keys_and_values_take_147_456_bytes_a_token_of_the_4b() -> None:
+def test_keys_and_values_of_the_4b_take_147_456_bytes_a_token() -> None:
     """2 x 36 layers x 8 heads x 128 x 2 bytes."""
     assert memory.kv_bytes(FOUR_B, num_tokens=1, num_bytes=2) == 147_456
     found = gpu(estimate(recipe(engine={"max_batch": 8}), FOUR_B, "gspo"))
@@ -176,5 +176,5 @@ def test_a_save_of_adapters_copies_their_factors_and_moments_alone() -> None:
         (memory.MIN_SLOTS, transformers_sampler.MIN_ROWS),
     ],
 )
-def test_limits_are_those_of_the_code_they_speak_of(own: int, source: int) -> None:
+def test_limits_of_the_estimate_equal_those_of_the_code_that_it_describes(own: int, source: int) -> None:
     assert own == source

@@ -86,13 +86,13 @@ def test_shorter_contexts_fewer_pixels_and_checkpointing_are_proposed_where_they
     assert {"trainer.activation_checkpointing", "trainer.max_tokens_per_batch"} <= proposed
 
 
-def test_what_nothing_makes_fit_says_so() -> None:
+def test_a_recipe_that_no_change_makes_fit_is_reported_as_such() -> None:
     fit = judged(load_recipe("qwen3vl_4b_lora"), 2)
     assert fit.remedies == ()
     assert "larger GPUs" in fit.advice
 
 
-def test_without_a_gpu_it_says_what_would_be_needed() -> None:
+def test_without_a_gpu_the_check_says_how_much_memory_is_needed() -> None:
     recipe = load_recipe("qwen3vl_4b")
     shape = shape_of(recipe.model)
     assert shape is not None
@@ -101,7 +101,7 @@ def test_without_a_gpu_it_says_what_would_be_needed() -> None:
     assert re.fullmatch(r"qwen3vl_4b needs \d+\.\d GB of each of 4 GPUs \(gspo\)", fit.sentence)
 
 
-def test_a_trainer_is_refused_before_anything_is_loaded(tiny_folder: Path) -> None:
+def test_a_trainer_that_does_not_fit_is_refused_before_anything_is_loaded(tiny_folder: Path) -> None:
     recipe = load_recipe("smoke")
     with pytest.raises(TrainingError, match=r"smoke needs .* of 1 GPU \(sft\), which does not fit 0\.5 GB"):
         check_memory(recipe, tiny_folder, stage="sft", gpu_bytes=int(0.5 * GB))
@@ -109,7 +109,7 @@ def test_a_trainer_is_refused_before_anything_is_loaded(tiny_folder: Path) -> No
     check_memory(unchecked, tiny_folder, stage="sft", gpu_bytes=int(0.5 * GB))
 
 
-def test_a_trainer_on_a_gpu_asks_how_much_is_free(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_on_a_gpu_checks_against_its_free_memory(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
     recipe, process_group = load_recipe("smoke"), ProcessGroup.alone("cuda")
     with pytest.raises(TrainingError, match="smoke needs"):

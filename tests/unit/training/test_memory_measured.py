@@ -95,7 +95,7 @@ def make_batch() -> Batch:
 
 
 def saved_bytes(model: Any, batch: Batch) -> int:
-    """What autograd keeps of a pass, each storage once and without the weights."""
+    """The bytes that autograd keeps of a pass, each storage once and without the weights."""
     own = {param.untyped_storage().data_ptr() for param in model.parameters()}
     kept: dict[int, torch.Tensor] = {}
 
@@ -134,12 +134,12 @@ def estimated_activations(num_bytes: int, *, is_checkpointed: bool) -> int:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_autograd_keeps_is_what_was_estimated(dtype: torch.dtype) -> None:
+def test_the_bytes_that_autograd_keeps_are_as_estimated(dtype: torch.dtype) -> None:
     measured = saved_bytes(make_model(dtype), make_batch())
     assert estimated_activations(NUM_BYTES[dtype], is_checkpointed=False) == pytest.approx(measured, rel=0.03)
 
 
-def test_what_a_trained_vision_tower_keeps_is_what_was_estimated() -> None:
+def test_the_bytes_that_a_trained_vision_tower_keeps_are_as_estimated() -> None:
     measured = saved_bytes(make_model(torch.float32, train_vision=True), make_batch())
     measured -= saved_bytes(make_model(torch.float32), make_batch())
     vision = SHAPE.vision
@@ -148,7 +148,7 @@ def test_what_a_trained_vision_tower_keeps_is_what_was_estimated() -> None:
     assert vision.depth * block + outside == pytest.approx(measured, rel=0.15)
 
 
-def test_what_adapters_keep_is_what_was_estimated() -> None:
+def test_the_bytes_that_adapters_keep_are_as_estimated() -> None:
     section, model = LoraSection(rank=8), make_model(torch.bfloat16)
     lora.add_adapters(model, section, seed=0)
     measured = saved_bytes(model, make_batch())
@@ -161,7 +161,7 @@ def test_what_adapters_keep_is_what_was_estimated() -> None:
 def test_the_peak_of_a_forward_and_backward_pass_is_at_most_activations_and_gradients(
     dtype: torch.dtype, is_checkpointed: bool
 ) -> None:
-    """At most, because the last gradients come when the first activations are gone."""
+    """It is at most that, because the last gradients are made after the first activations are freed."""
     model, batch = make_model(dtype, is_checkpointed=is_checkpointed), make_batch()
 
     def work() -> None:

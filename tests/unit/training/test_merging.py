@@ -1,4 +1,4 @@
-"""Merging an adapter for other programs: the sum is taken in float32, and the share that rounding took is reported."""
+"""Merging an adapter for other programs: the sum is taken in float32, and the share lost to rounding is reported."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def checkpoint(bf16_base: Path, tmp_path: Path) -> Path:
 
 
 def independent_error(base: Path, checkpoint: Path, merged: Path) -> float:
-    """By numpy, layer by layer, of the files."""
+    """The error computed from the files by numpy, layer by layer."""
     before, after = (load_file(folder / "model.safetensors") for folder in (base, merged))
     factors = saved_weights(checkpoint)
     lost = learned = 0.0
@@ -59,7 +59,7 @@ def independent_error(base: Path, checkpoint: Path, merged: Path) -> float:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_told_error_is_what_another_computation_finds(
+def test_the_reported_error_equals_that_of_an_independent_computation(
     bf16_base: Path, checkpoint: Path, tmp_path: Path, dtype: str, processor, capsys: pytest.CaptureFixture[str]
 ):
     output = tmp_path / "merged"
@@ -83,14 +83,14 @@ def test_a_large_error_comes_with_a_warning(
     checkpoint: Path, tmp_path: Path, dtype: str, is_warned: bool, capsys: pytest.CaptureFixture[str]
 ):
     call(str(checkpoint), str(tmp_path / "merged"), "--dtype", dtype)
-    told = capsys.readouterr().out
-    assert "14 layers merged in " + dtype in told
+    reported = capsys.readouterr().out
+    assert "14 layers merged in " + dtype in reported
     assert (
-        "Warning: rounding makes the merged model differ from the trained one." in " ".join(told.split())
+        "Warning: rounding makes the merged model differ from the trained one." in " ".join(reported.split())
     ) is is_warned
 
 
-def test_a_base_of_several_files_stays_one_of_several_files(bf16_base: Path, tmp_path: Path, processor):
+def test_a_base_of_several_files_is_merged_into_several_files(bf16_base: Path, tmp_path: Path, processor):
     base = tmp_path / "base"
     load_model(bf16_base, dtype="bfloat16").save_pretrained(base, max_shard_size="100KB")
     for path in bf16_base.glob("*.json*"):
@@ -110,13 +110,13 @@ def test_a_base_of_several_files_stays_one_of_several_files(bf16_base: Path, tmp
     assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(scored, exact, strict=True))
 
 
-def test_there_is_nothing_to_merge_in_whole_weights(bf16_base: Path, tmp_path: Path):
+def test_merging_a_checkpoint_of_whole_weights_is_refused(bf16_base: Path, tmp_path: Path):
     with pytest.raises(StoreError, match=r"base has no adapter to merge: it holds whole weights"):
         export_merged(StateDir(tmp_path), str(bf16_base), tmp_path / "merged", dtype="float32", replace=False)
     assert not (tmp_path / "merged").exists()
 
 
-def test_what_is_there_is_replaced_only_where_that_is_asked_for(checkpoint: Path, tmp_path: Path):
+def test_an_existing_export_is_replaced_only_on_request(checkpoint: Path, tmp_path: Path):
     state, output = StateDir(tmp_path), tmp_path / "merged"
     export_merged(state, str(checkpoint), output, dtype="float32", replace=False)
     with pytest.raises(StoreError, match="merged"):

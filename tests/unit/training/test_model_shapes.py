@@ -1,4 +1,4 @@
-"""Parameters follow from sizes alone, for published models as for tiny ones."""
+"""The number of parameters follows from sizes alone, for published models and for tiny ones."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_a_folder_gives_the_sizes_of_its_own_config(tiny_folder: Path) -> None:
     assert shape.parameters == sum(param.numel() for param in load_model(tiny_folder).parameters())
 
 
-def test_a_tiny_model_is_known_before_it_is_built_and_never_too_small(tiny_folder: Path) -> None:
+def test_the_size_of_a_tiny_model_is_known_before_it_is_built_and_never_too_small(tiny_folder: Path) -> None:
     section = TinyModelSection(
         kind="tiny", hidden_size=64, num_layers=2, vision_hidden_size=48, vision_depth=1, vocab_size=400, seed=1
     )
@@ -75,7 +75,7 @@ def test_a_tiny_model_is_known_before_it_is_built_and_never_too_small(tiny_folde
     assert shape.parameters >= built.parameters
 
 
-def test_a_published_model_is_known_by_its_hub_id_and_by_its_folder(tmp_path: Path) -> None:
+def test_a_published_model_is_recognised_by_its_hub_id_and_by_its_folder(tmp_path: Path) -> None:
     by_id = shape_of(PretrainedModelSection(kind="pretrained", path="Qwen/Qwen3-VL-4B-Instruct"))
     (tmp_path / "config.json").write_text(json.dumps(published_config().to_dict(), default=str))
     assert shape_of(PretrainedModelSection(kind="pretrained", path=str(tmp_path))) == by_id

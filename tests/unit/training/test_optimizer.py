@@ -42,7 +42,7 @@ def test_gradients_of_several_backward_passes_add_up_in_float32():
     assert optimizer.step(max_grad_norm=1e9) == 258.0
 
 
-def test_the_norm_is_that_before_clipping_and_gradients_are_cleared():
+def test_the_returned_norm_is_the_one_before_clipping_and_gradients_are_cleared():
     param = torch.nn.Parameter(torch.zeros(1, 2))
     optimizer = make(param)
     param.grad = torch.tensor([[3.0, 4.0]])
@@ -51,7 +51,7 @@ def test_the_norm_is_that_before_clipping_and_gradients_are_cleared():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gradient_that_is_not_finite_leaves_the_weights(dtype: torch.dtype):
+def test_a_gradient_that_is_not_finite_leaves_the_weights_unchanged(dtype: torch.dtype):
     param = torch.nn.Parameter(torch.ones(1, 2, dtype=dtype))
     optimizer = make(param, learning_rate=0.1)
     param.grad = torch.tensor([[float("nan"), 1.0]], dtype=dtype)
@@ -61,7 +61,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(dtype: torch.dtype):
     assert param.detach().tolist() == [[1.0, 1.0]]
 
 
-def test_weight_decay_spares_norms_and_biases():
+def test_weight_decay_does_not_apply_to_norms_and_biases():
     matrix, bias = torch.nn.Parameter(torch.ones(1, 1)), torch.nn.Parameter(torch.ones(1))
     named = [("matrix", matrix), ("bias", bias)]
     optimizer = MasterAdamW(named, learning_rate=0.1, betas=(0.9, 0.98), weight_decay=0.5)
@@ -72,7 +72,7 @@ def test_weight_decay_spares_norms_and_biases():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_restored_optimizer_goes_on_as_if_nothing_had_happened(dtype: torch.dtype):
+def test_a_restored_optimizer_continues_like_an_uninterrupted_one(dtype: torch.dtype):
     first = torch.nn.Parameter(torch.full((2, 2), 0.3, dtype=dtype))
     optimizer = make(first, learning_rate=1e-3)
     for gradient in (1.0, -0.5):

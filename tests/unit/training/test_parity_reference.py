@@ -1,4 +1,4 @@
-"""The reference of the probe is the forward pass of the model, and a defect changes only what it can touch."""
+"""The reference of the probe is the forward pass of the model, and a defect changes only what it can affect."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +71,7 @@ def picked(logits_NV: torch.Tensor) -> np.ndarray:
     return torch.log_softmax(logits_NV, -1).gather(1, torch.tensor(SAMPLED)[:, None])[:, 0].numpy()
 
 
-def test_a_defect_changes_what_it_can_touch_and_nothing_else(model: Any, renderer: Renderer, noise_png: Noise) -> None:
+def test_a_defect_changes_only_the_samples_that_it_can_affect(model: Any, renderer: Renderer, noise_png: Noise) -> None:
     reference = ParityReference(model, renderer)
     text = sample_of(renderer, [], [])
     one = sample_of(renderer, [noise_png(96, 64, 1)], [(96, 64)])
@@ -88,7 +88,7 @@ def test_a_defect_changes_what_it_can_touch_and_nothing_else(model: Any, rendere
     of_pairs = {"shows the first image in place of every later one", "exchanges the images of a request"}
     for defect, of_samples in touched.items():
         if defect.name in of_pairs:
-            # Images of unlike sizes cannot stand in each other's place: the prompt would be another one.
+            # Images of different sizes cannot replace each other: the prompt would be a different one.
             assert of_samples == [False, False, True, False], defect.name
         elif defect.unseen == "later":
             assert of_samples == [False, False, True, True], defect.name

@@ -1,4 +1,4 @@
-"""Ranks and their words to each other: one clear end where one of them dies."""
+"""Ranks and their messages to each other: the death of one rank is one clear error."""
 
 import torch
 from torch._C._distributed_c10d import HashStore
@@ -20,12 +20,12 @@ def test_one_process_needs_no_process_group():
         assert not torch.distributed.is_initialized()
 
 
-def test_torchrun_with_one_process_is_one_process():
+def test_torchrun_with_one_process_gives_a_group_of_one():
     with open_process_group({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}) as process_group:
         assert process_group.is_alone
 
 
-def test_a_rank_that_fails_leaves_word_for_those_that_miss_it():
+def test_a_failed_rank_leaves_its_error_for_the_ranks_that_lose_it():
     store = HashStore()
     first, second = (
         ProcessGroup(rank=rank, world_size=2, device=torch.device("cpu"), store=store) for rank in range(2)
@@ -38,7 +38,7 @@ def test_a_rank_that_fails_leaves_word_for_those_that_miss_it():
     assert not first.is_lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
 
 
-def test_commands_of_one_trainer_are_not_taken_for_the_nexts():
+def test_commands_of_one_trainer_are_not_read_as_those_of_the_next():
     store = HashStore()
     first, second = (
         ProcessGroup(rank=rank, world_size=2, device=torch.device("cpu"), store=store) for rank in range(2)

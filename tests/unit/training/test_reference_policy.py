@@ -1,4 +1,4 @@
-"""The reference of the KL term: opened because its weight is above 0, and then really what is compared with."""
+"""The reference of the KL term is opened because its weight is above 0, and the policy is then compared with it."""
 
 from pathlib import Path
 
@@ -19,15 +19,15 @@ from osworld_pipeline.training.weights import lora
 
 
 def divergence(folder: Path, parent: Path, kl_coef: float) -> float:
-    """Of the weights in `folder` from their parent, as a first update tells it."""
-    recipe = recipe_of("plain", kl_coef=kl_coef, minibatches_per_update=1)  # nothing has moved when it is measured
+    """The divergence of the weights in `folder` from their parent, as a first update reports it."""
+    recipe = recipe_of("plain", kl_coef=kl_coef, minibatches_per_update=1)  # no weight has moved when it is measured
     trainer = open_gspo_trainer(
         folder, reference_folder=parent, recipe=recipe, phase=recipe.gspo.phase1, process_group=ProcessGroup.alone()
     )
     return trainer.update(rollouts(folder, trainer.processor, 0))["kl"]
 
 
-def test_a_weight_of_the_divergence_is_enough_for_a_reference(tmp_path: Path, tiny_folder: Path) -> None:
+def test_a_kl_weight_above_0_is_enough_to_open_a_reference(tmp_path: Path, tiny_folder: Path) -> None:
     stranger = tmp_path / "stranger"
     build_tiny_checkpoint(stranger, SMALL.model_copy(update={"seed": 7}), CORPUS)
     assert divergence(tiny_folder, stranger, 0.1) > 1e-2
@@ -38,8 +38,8 @@ def test_a_weight_of_the_divergence_is_enough_for_a_reference(tmp_path: Path, ti
 KL = {"kl_coef": 0.1, "minibatches_per_update": 1, "max_logprob_diff": 100.0}
 
 
-def test_a_phase_is_held_near_its_parents_adapter(tmp_path: Path, tiny_folder: Path, processor) -> None:
-    """Not near the base, from which the parent has moved away."""
+def test_the_kl_term_holds_a_phase_near_its_parents_adapter(tmp_path: Path, tiny_folder: Path, processor) -> None:
+    """It is not held near the base, from which the parent has moved away."""
     recipe, state = adapted_recipe(**KL), StateDir(tmp_path)
     parent = fine_tuned(tiny_folder, recipe, state, num_updates=4)
     trainer = open_phase(parent, recipe)
@@ -73,7 +73,7 @@ def test_a_parents_adapter_is_neither_trained_nor_saved(tmp_path: Path, tiny_fol
     assert not [name for name, _ in without.model.named_parameters() if ".reference." in name], "it is not used"
 
 
-def test_without_an_adapter_of_its_parent_a_phase_is_held_near_the_frozen_weights(tiny_folder: Path, processor) -> None:
+def test_the_kl_term_holds_a_phase_without_parent_adapter_near_the_frozen_weights(tiny_folder: Path, processor) -> None:
     trainer = open_phase(tiny_folder, adapted_recipe(**KL))
     assert trainer.update(rollouts(tiny_folder, processor, 0))["kl"] == pytest.approx(0.0, abs=1e-6)
     assert trainer.update(rollouts(tiny_folder, processor, 1, num_updates=1))["kl"] > 1e-6
@@ -83,7 +83,7 @@ def test_without_an_adapter_of_its_parent_a_phase_is_held_near_the_frozen_weight
     assert all(torch.equal(row, other) for row, other in zip(held, bases, strict=True))
 
 
-def test_a_phase_whose_parent_is_gone_or_another_is_not_resumed(tmp_path: Path, tiny_folder: Path, processor) -> None:
+def test_a_phase_with_a_missing_or_changed_parent_is_not_resumed(tmp_path: Path, tiny_folder: Path, processor) -> None:
     recipe, state = adapted_recipe(**KL), StateDir(tmp_path)
     parent = fine_tuned(tiny_folder, recipe, state)
     trainer = open_phase(parent, recipe)

@@ -1,4 +1,4 @@
-"""A run that was cut off and goes on ends with the weights of one that was not, to the bit."""
+"""An interrupted run that is resumed ends with the same weights as an uninterrupted one, to the bit."""
 
 from pathlib import Path
 

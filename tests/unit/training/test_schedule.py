@@ -7,7 +7,7 @@ from osworld_pipeline.training.schedule import learning_rate_at
 
 
 @pytest.mark.parametrize("section", [SftSection, GspoSharedSection])
-def test_it_warms_up_and_decays(section):
+def test_the_learning_rate_warms_up_and_decays(section):
     own = {"num_updates": 13} if section is SftSection else {}
     settings = section(learning_rate=1.0, warmup_updates=2, final_lr_fraction=0.1, **own)
     rates = [learning_rate_at(settings, update, num_updates=13) for update in range(13)]
@@ -17,9 +17,9 @@ def test_it_warms_up_and_decays(section):
     assert rates[2:] == sorted(rates[2:], reverse=True)
 
 
-def test_of_gspo_it_is_constant_by_default():
+def test_the_learning_rate_of_gspo_is_constant_by_default():
     assert {learning_rate_at(GspoSharedSection(), update, num_updates=9) for update in range(9)} == {5e-7}
 
 
-def test_a_run_of_one_update_has_one():
+def test_a_run_of_one_update_has_a_learning_rate():
     assert learning_rate_at(SftSection(num_updates=1, learning_rate=1.0, warmup_updates=0), 0, num_updates=1) == 1.0

@@ -94,7 +94,7 @@ def test_entropy_is_that_of_the_predicting_position(model, processor):
     assert float(entropies.detach().min()) > 0.9 * float(uniform)
 
 
-def test_a_lost_picture_is_refused_and_the_trajectory_named(processor):
+def test_a_missing_picture_is_refused_and_the_trajectory_is_named(processor):
     trajectory = replace(conversation(processor, 4, num_turns=2), images=(picture(4),))
     with pytest.raises(TrainingError, match=r"trajectory t4: .*2 runs of image placeholders and 1 images"):
         build_batch(processor, [trajectory])
@@ -156,7 +156,7 @@ def test_packed_gradients_equal_padded_ones(model, processor):
     assert torch.allclose(gradient(True), padded, atol=1e-4, rtol=1e-3)
 
 
-def test_what_stands_before_it_in_a_packed_row_changes_nothing(model, processor):
+def test_the_score_of_a_trajectory_does_not_depend_on_what_precedes_it_in_a_packed_row(model, processor):
     use_packed_attention(model)
     second = conversation(processor, 2)
     rows = [
@@ -167,7 +167,7 @@ def test_what_stands_before_it_in_a_packed_row_changes_nothing(model, processor)
     assert not torch.allclose(rows[0].logprobs_BT[0], rows[1].logprobs_BT[0], atol=1e-3)
 
 
-def test_a_packed_row_is_filled_before_the_next_begins(processor):
+def test_a_packed_row_is_filled_before_the_next_starts(processor):
     trajectories = [conversation(processor, number, num_turns=number % 3 + 1) for number in range(6)]
     lengths = [len(trajectory.token_ids) for trajectory in trajectories]
     limit = max(lengths) + min(lengths)
@@ -182,7 +182,7 @@ def test_a_packed_row_is_filled_before_the_next_begins(processor):
     num_ranks=st.integers(1, 5),
     is_packed=st.booleans(),
 )
-def test_every_rank_makes_as_many_passes_and_every_trajectory_counts_once(
+def test_every_rank_makes_the_same_number_of_passes_and_every_trajectory_counts_once(
     sizes: list[tuple[int, bool]], num_ranks: int, is_packed: bool
 ):
     trajectories = [

@@ -44,7 +44,7 @@ def test_batches_depend_on_seed_and_update_alone():
     assert batch_indices(**arguments, seed=0) != batch_indices(**arguments, seed=1)
 
 
-def test_a_few_updates_teach_the_demonstrations(model, processor):
+def test_a_few_updates_lower_the_loss_on_the_demonstrations(model, processor):
     trajectories = [conversation(processor, number) for number in range(4)]
     trainer = SftTrainer(model, processor, SETTINGS)
     losses = [trainer.update(batch_of(trajectories, update))["loss"] for update in range(30)]
@@ -73,7 +73,7 @@ def test_the_same_seed_gives_the_same_weights(tiny_folder, processor):
     assert torch.equal(*results)
 
 
-def test_a_learning_rate_that_wrecks_the_model_stops_the_run(model, processor):
+def test_a_learning_rate_that_makes_the_loss_not_finite_stops_the_run(model, processor):
     wild = SftSection(num_updates=50, batch_size=2, learning_rate=1e30, warmup_updates=0, max_grad_norm=1e30)
     trajectories = [conversation(processor, number) for number in range(2)]
     trainer = SftTrainer(model, processor, wild)

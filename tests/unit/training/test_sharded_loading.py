@@ -1,4 +1,4 @@
-"""A model filled from its files is what a whole load gives; of two ranks, test_two_ranks.py."""
+"""A model filled from its files equals a whole load; test_two_ranks.py tests this on two ranks."""
 
 import shutil
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_model_filled_from_its_files_is_the_model_that_was_stored(tiny_folder:
     assert whole.generation_config.to_dict() == filled.generation_config.to_dict()
 
 
-def test_adapters_of_a_seed_are_the_same_before_and_after_the_weights_come(tiny_folder: Path) -> None:
+def test_adapters_of_a_seed_are_the_same_before_and_after_the_weights_are_loaded(tiny_folder: Path) -> None:
     whole, filled = load_model(tiny_folder), empty_model(tiny_folder, dtype=torch.float32)
     for model in (whole, filled):
         lora.add_adapters(model, LoraSection(rank=4), seed=3)
@@ -42,7 +42,7 @@ def test_adapters_of_a_seed_are_the_same_before_and_after_the_weights_come(tiny_
     assert trained == {name: param.requires_grad for name, param in whole.named_parameters()}
 
 
-def test_weights_come_in_the_recipes_dtype_and_a_frozen_model_stays_frozen(tiny_folder: Path) -> None:
+def test_weights_are_loaded_in_the_recipes_dtype_and_a_frozen_model_stays_frozen(tiny_folder: Path) -> None:
     model = empty_model(tiny_folder, dtype=torch.bfloat16, is_frozen=True)
     load_shards(model, tiny_folder, CPU)
     assert {param.dtype for param in model.parameters()} == {torch.bfloat16}
@@ -51,7 +51,7 @@ def test_weights_come_in_the_recipes_dtype_and_a_frozen_model_stays_frozen(tiny_
     assert torch.equal(model.lm_head.weight, whole.lm_head.weight)
 
 
-def test_weights_of_another_model_are_named(tiny_folder: Path, tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused_by_name(tiny_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_folder, tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
     weights = load_file(path)

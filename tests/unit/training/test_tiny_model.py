@@ -34,7 +34,7 @@ def test_another_seed_gives_other_weights_and_the_same_tokenizer(tmp_path: Path,
     assert first["tokenizer.json"] == other["tokenizer.json"]
 
 
-def test_building_leaves_the_callers_random_state_alone(processor):
+def test_building_does_not_change_the_callers_random_state(processor):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     build_model(SMALL, processor.tokenizer)

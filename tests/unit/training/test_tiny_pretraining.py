@@ -1,4 +1,4 @@
-"""A tiny model that was taught to copy goes on with what stands earlier in its context."""
+"""A tiny model that was trained to copy continues with text from earlier in its context."""
 
 import random
 from pathlib import Path
@@ -34,7 +34,7 @@ def weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def repeated_share(model: Any, tokenizer: Any) -> float:
-    """Of the words of lists that are begun a second time, those that the model finds likeliest."""
+    """The share of the words of repeated lists that the model finds likeliest."""
     draw = random.Random(7)
     lists = [draw.sample(WORDS, 10) for _ in range(16)]
     ids = [[tokenizer(f" {word}")["input_ids"][0] for word in words] for words in lists]
@@ -46,7 +46,7 @@ def repeated_share(model: Any, tokenizer: Any) -> float:
 
 
 @pytest.mark.slow
-def test_a_model_that_was_taught_to_copy_repeats_lists_that_it_never_saw(tmp_path: Path):
+def test_a_model_that_was_trained_to_copy_repeats_lists_that_were_not_in_its_training(tmp_path: Path):
     random_model, _ = build(tmp_path / "random", spec(0))
     model, progress = build(tmp_path / "taught", spec(240))
     tokenizer: Any = load_processor(tmp_path / "taught").tokenizer
@@ -56,7 +56,7 @@ def test_a_model_that_was_taught_to_copy_repeats_lists_that_it_never_saw(tmp_pat
     assert progress[-1][1] < 0.4 * progress[0][1]
 
 
-def test_teaching_leaves_the_vision_tower_alone_and_gives_the_same_weights_for_the_same_seed(tmp_path: Path):
+def test_pretraining_leaves_the_vision_tower_unchanged_and_is_the_same_for_the_same_seed(tmp_path: Path):
     (random_model, none), (one, progress), (again, _), (other, _) = (
         build(tmp_path / str(index), section)
         for index, section in enumerate((spec(0), spec(2), spec(2), spec(2, seed=1)))

@@ -39,7 +39,7 @@ def changed_parts(folder: Path, trainer: SftTrainer) -> set[str]:
     return {"vision" if ".visual." in name else "language" for name in moved}
 
 
-def test_the_vision_tower_is_frozen_unless_asked_for(tiny_folder: Path):
+def test_the_vision_tower_is_frozen_unless_its_training_is_requested(tiny_folder: Path):
     recipe = recipe_of("plain")
     assert changed_parts(tiny_folder, trained(tiny_folder, recipe)) == {"vision", "language"}
     assert changed_parts(tiny_folder, trained(tiny_folder, with_trainer(recipe, train_vision=False))) == {"language"}
@@ -87,7 +87,7 @@ def test_adapters_train_alone_and_are_saved_without_the_weights_under_them(
     assert not list(folder.glob("*.safetensors"))
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks by the old name
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft uses the old name
 def test_peft_itself_loads_the_saved_adapter(tmp_path: Path, tiny_folder: Path, processor):
     peft = pytest.importorskip("peft", reason="needs the extra `lora`")
     trainer = trained(tiny_folder, recipe_of("lora"))
@@ -100,7 +100,7 @@ def test_peft_itself_loads_the_saved_adapter(tmp_path: Path, tiny_folder: Path, 
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in zip(ours, theirs, strict=True))
 
 
-def test_without_its_adapters_the_policy_is_its_parent(tiny_folder: Path, processor):
+def test_the_policy_without_its_adapters_equals_its_parent(tiny_folder: Path, processor):
     trainer = trained(tiny_folder, recipe_of("lora"))
     trajectories = demonstrations(processor, 1)
     parent = score_trajectories(load_model(tiny_folder), processor, trajectories)
@@ -111,8 +111,8 @@ def test_without_its_adapters_the_policy_is_its_parent(tiny_folder: Path, proces
     assert not all(torch.allclose(one, other, atol=1e-3) for one, other in zip(again, parent, strict=True))
 
 
-def test_dropout_of_adapters_belongs_to_fine_tuning_alone(tiny_folder: Path, processor):
-    """A ratio of the first step that is not 1 would be the dropout's, not the policy's."""
+def test_dropout_of_adapters_applies_to_fine_tuning_only(tiny_folder: Path, processor):
+    """Otherwise dropout, and not the policy, would move the ratio of the first step away from 1."""
     recipe = recipe_of("lora", kl_coef=0.0, minibatches_per_update=1)
     assert recipe.trainer.lora is not None
     section = recipe.trainer.lora.model_copy(update={"dropout": 0.5})
@@ -156,7 +156,7 @@ def test_offloading_without_ranks_to_shard_over_is_refused(tiny_folder: Path):
         )
 
 
-def test_a_trajectory_above_the_budget_is_refused_where_it_is_collected(processor):
+def test_a_trajectory_above_the_budget_is_refused_when_it_is_collected(processor):
     trajectory = conversation(processor, 1, num_turns=3)
     num_tokens = len(trajectory.token_ids)
     check_length(trajectory, max_tokens=num_tokens)
@@ -164,7 +164,7 @@ def test_a_trajectory_above_the_budget_is_refused_where_it_is_collected(processo
         check_length(trajectory, max_tokens=num_tokens - 1)
 
 
-def test_images_are_read_when_somebody_looks_and_travel_once(processor):
+def test_images_are_read_on_first_access_and_sent_once(processor):
     blobs = {"a": b"one", "b": b"two"}
     reads: list[str] = []
 
@@ -185,7 +185,7 @@ def test_images_are_read_when_somebody_looks_and_travel_once(processor):
     assert first.images[0] is second.images[2]
 
 
-def test_an_episode_weighs_the_same_in_both_context_modes(tiny_folder: Path, processor):
+def test_an_episode_has_the_same_weight_in_both_context_modes(tiny_folder: Path, processor):
     """Two equal windows share their episode's weight, so that they count as one sequence."""
     model = load_model(tiny_folder)
     good, bad = as_sampled(model, processor, [conversation(processor, 1), conversation(processor, 2)], [1.0, -1.0])

@@ -1,4 +1,4 @@
-"""Two processes that train one model: the same weights as one, and each reads and holds its own part alone."""
+"""Two processes that train one model give the same weights as one, and each reads and holds only its own part."""
 
 import json
 import os
@@ -29,7 +29,7 @@ LIMIT_S = 400.0
 
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Large enough that what a process holds of it shows."""
+    """A model large enough that the part held by a process can be measured."""
     large: Any = config()
     large.text_config.vocab_size = 65_536
     folder = tmp_path_factory.mktemp("large") / "model"
@@ -39,7 +39,7 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """What one rank leaves."""
+    """The folder with the results of one rank."""
     folder = tmp_path_factory.mktemp("ranks") / "alone"
     with open_process_group({}) as ranks:
         for variant in VARIANTS:
@@ -54,7 +54,7 @@ class TwoRanks:
     log: Path
 
     def wait_for(self, name: str) -> Path:
-        """A file below the folder, which a rank writes whole."""
+        """Waits for a file in the folder, which a rank writes whole."""
         path, deadline = self.folder / name, time.monotonic() + LIMIT_S
         while not path.is_file():
             assert self.process.poll() is None, self.log.read_text()
@@ -65,7 +65,7 @@ class TwoRanks:
 
 @pytest.fixture(scope="module")
 def two_ranks(alone: Path, tiny_folder: Path, large_model: Path) -> Iterator[TwoRanks]:
-    """Do everything one after the other, then train until one of them is killed."""
+    """Two ranks that do everything one after the other, then train until one of them is killed."""
     folder = alone.with_name("together")
     folder.mkdir()
     log = folder / "log"
@@ -81,7 +81,7 @@ def two_ranks(alone: Path, tiny_folder: Path, large_model: Path) -> Iterator[Two
 
 @pytest.fixture(scope="module")
 def together(two_ranks: TwoRanks) -> Path:
-    """What they leave."""
+    """The folder with the results of both ranks."""
     return two_ranks.wait_for(DONE).parent
 
 
@@ -116,7 +116,7 @@ def test_two_ranks_give_the_weights_and_losses_of_one(alone: Path, together: Pat
     if variant == "lora":
         assert ours.keys() == theirs.keys()
         assert all(".lora_" in name and ".default." in name for name in ours), "nothing else is gathered"
-    # Two ranks went on from what one had left; and each rank left shards of the optimiser.
+    # Two ranks continued from what one had left, and each rank left shards of the optimiser.
     name = "sft-resumed.partial/update-0003"
     resumed = together / variant / "of-one-rank" / "checkpoints" / name
     assert difference(one / name, resumed) < 1e-5
@@ -126,26 +126,26 @@ def test_two_ranks_give_the_weights_and_losses_of_one(alone: Path, together: Pat
 
 def test_each_of_two_ranks_reads_and_holds_half_of_the_model(large_model: Path, together: Path) -> None:
     num_bytes = sum(tensor.nbytes for tensor in saved_weights(large_model).values())
-    told = json.loads((together / "loaded.json").read_text())
-    assert told["is_same"]
-    assert told["is_tied"]
-    for num_read, num_held in told["ranks"]:
+    reported = json.loads((together / "loaded.json").read_text())
+    assert reported["is_same"]
+    assert reported["is_tied"]
+    for num_read, num_held in reported["ranks"]:
         assert num_read == pytest.approx(num_bytes / 2, rel=0.01)
         assert num_held < 0.75 * num_bytes
 
 
-def test_rank_0_does_not_decode_what_the_other_rank_trains_on(together: Path) -> None:
-    told = json.loads((together / "shared.json").read_text())
-    first, second = told["visible"]["ranks"]
-    # One image is read by every rank to see whether it can; it is decoded only where it is trained on.
+def test_rank_0_does_not_decode_the_images_that_the_other_rank_trains_on(together: Path) -> None:
+    reported = json.loads((together / "shared.json").read_text())
+    first, second = reported["visible"]["ranks"]
+    # Every rank reads one image to see whether it can; an image is decoded only where it is trained on.
     assert len(set(first["read"]) & set(second["decoded"]) - set(first["decoded"])) <= 1
     assert second["read"]
     assert set(first["decoded"]) - set(second["decoded"])
     assert set(second["decoded"]) - set(first["decoded"])
-    hidden = told["hidden"]["ranks"][1]
+    hidden = reported["hidden"]["ranks"][1]
     assert hidden["read"] == []
     assert hidden["decoded"]
-    assert told["hidden"]["losses"] == told["visible"]["losses"]
+    assert reported["hidden"]["losses"] == reported["visible"]["losses"]
 
 
 def test_a_killed_rank_ends_the_other_with_one_clear_error(two_ranks: TwoRanks) -> None:

@@ -39,7 +39,7 @@ def sampled(model, processor, advantages: list[float] = ADVANTAGES) -> list[Traj
 
 
 def canary(model, processor) -> Trajectory:
-    """What an update of replay alone needs to be compared by."""
+    """The trajectory that an update of replay alone needs for its comparison."""
     (trajectory,) = as_sampled(model, processor, [conversation(processor, 9)], [0.0])
     return replace(trajectory, is_canary=True)
 
@@ -62,7 +62,7 @@ def test_good_sequences_become_likelier_and_bad_ones_less_likely(model, processo
     assert metrics["num_response_tokens"] == sum(sum(trajectory.response_mask) for trajectory in trajectories)
 
 
-def test_an_update_takes_steps_of_the_learning_rate_that_its_place_in_the_phase_has(model, processor):
+def test_an_update_uses_the_learning_rate_of_its_place_in_the_phase(model, processor):
     changed = settings(learning_rate=1e-3, warmup_updates=4, final_lr_fraction=0.5, minibatches_per_update=1)
     before = weights(model)
     metrics = GspoTrainer(model, processor, changed, phase_updates=9).update(sampled(model, processor))
@@ -96,7 +96,7 @@ def test_a_sampler_that_saw_other_pictures_is_an_error(model, processor):
         GspoTrainer(model, processor, settings(max_logprob_diff=1e-5)).update(swapped)
 
 
-def test_tokens_of_older_weights_are_not_held_against_these(model, processor):
+def test_tokens_of_older_weights_are_not_checked_against_the_current_weights(model, processor):
     trajectories = sampled(model, processor)
     stale = replace(
         trajectories[0],
@@ -123,7 +123,7 @@ def test_log_probabilities_that_are_not_numbers_are_an_error(model, processor):
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 3])
-def test_micro_batches_give_the_big_batchs_figures(tiny_folder, processor, micro_batch_size: int):
+def test_micro_batches_give_the_same_figures_as_the_big_batch(tiny_folder, processor, micro_batch_size: int):
     def metrics_of(size: int) -> dict[str, float]:
         model = load_model(tiny_folder)
         trajectories = sampled(model, processor)
@@ -159,7 +159,7 @@ def test_accumulated_gradient_equals_the_big_batchs_element_by_element(tiny_fold
     assert torch.allclose(gradient(1), big, atol=1e-6, rtol=1e-3)
 
 
-def test_advantages_that_are_all_zero_change_nothing_and_say_so(model, processor, tiny_folder):
+def test_an_update_with_only_zero_advantages_changes_nothing_and_says_so(model, processor, tiny_folder):
     trainer = GspoTrainer(
         model,
         processor,
@@ -188,7 +188,7 @@ def test_replay_starts_at_a_ratio_of_one_and_is_learned(model, processor):
     assert mean_logprob(model, processor, replay) > before
 
 
-def test_a_replay_weight_of_zero_takes_the_sequence_out(model, processor):
+def test_a_replay_weight_of_zero_excludes_the_sequence(model, processor):
     replay = replace(conversation(processor, 5), advantage=1.0, is_replay=True, weight=0.0)
     before = weights(model)
     assert GspoTrainer(model, processor, SETTINGS).update([replay])["is_skipped"] == 1.0
@@ -204,15 +204,15 @@ def test_a_weight_halves_the_gradient(tiny_folder, processor):
     assert norms[1] == pytest.approx(norms[0] / 2, rel=1e-5)
 
 
-def test_later_steps_of_an_update_are_held_by_the_clip(model, processor):
+def test_later_steps_of_an_update_are_limited_by_the_clip(model, processor):
     narrow = settings(clip_low=1e-4, clip_high=1e-4, epochs_per_update=3)
     metrics = GspoTrainer(model, processor, narrow).update(sampled(model, processor))
-    # The first pass is at ratio one; a step of 1e-3 leaves so narrow a clip at once.
+    # The first pass is at ratio one; one step of 1e-3 already leaves such a narrow clip.
     assert metrics["num_optimizer_steps"] == 3.0
     assert 0.2 < metrics["clipped_share"] <= 2 / 3
 
 
-def test_minibatches_make_a_step_each_and_those_without_advantage_none(model, processor):
+def test_each_minibatch_makes_one_step_and_one_without_advantages_makes_none(model, processor):
     metrics = GspoTrainer(model, processor, settings(minibatches_per_update=2)).update(
         sampled(model, processor, [1.0, 0.0])
     )
@@ -222,7 +222,7 @@ def test_minibatches_make_a_step_each_and_those_without_advantage_none(model, pr
 def test_kl_pulls_towards_the_reference(tiny_folder, processor):
     def drift(kl_coef: float) -> float:
         model, reference = load_model(tiny_folder), load_model(tiny_folder, is_frozen=True)
-        # The clip would hold the policy by itself; open it, so that KL alone does.
+        # The clip would limit the policy by itself; it is opened, so that only KL does.
         trainer = GspoTrainer(
             model,
             processor,
@@ -250,7 +250,7 @@ def test_a_kl_without_a_reference_is_refused(model, processor):
         GspoTrainer(model, processor, settings(kl_coef=0.1))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_weights(model, processor):
+def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_weights_unchanged(model, processor):
     trajectories = sampled(model, processor)
     trajectories[2] = replace(trajectories[2], advantage=math.inf)
     before = weights(model)
@@ -260,7 +260,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_leaves_the_weights(model, p
     assert all(param.grad is None for param in model.parameters())
 
 
-def test_the_order_of_arrival_changes_nothing(tiny_folder, processor):
+def test_the_order_of_arrival_does_not_change_the_weights(tiny_folder, processor):
     results = []
     for is_reversed in (False, True):
         model = load_model(tiny_folder)

@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parent
 
 
 def torchrun(program: str, *arguments: str | Path, output: IO[str], num_ranks: int = 2) -> subprocess.Popen[bytes]:
-    """`program`: a file beside this one."""
+    """`program`: a file next to this one."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     return subprocess.Popen(
         [*launcher, str(FOLDER / program), *map(str, arguments)],

@@ -105,7 +105,7 @@ def train(process_group: ProcessGroup, model: Path, out: Path, variant: str) -> 
         gspo.save_weights(out / "weights-0001")()
         gspo.send_weights(partial(keep, out / "sent.pt"))
         torch.save({name: tensor.clone() for name, tensor in gspo.weights().items()}, out / "weights.pt")
-        # The next update begins before its weights have reached the servers.
+        # The next update starts before its weights have reached the servers.
         stale = [replace(one, policy_versions=(0,) * len(one.token_ids)) for one in rollouts(parent, gspo.processor, 1)]
         canary = rollouts(out / "weights-0001", gspo.processor, 2, 1)[0]
         arrivals = Scripted(
@@ -122,7 +122,7 @@ def train(process_group: ProcessGroup, model: Path, out: Path, variant: str) -> 
 
 
 def resume(process_group: ProcessGroup, source: Path, out: Path, variant: str) -> None:
-    """Goes on from the checkpoints in `source`, whoever wrote them."""
+    """Continues from the checkpoints in `source`, no matter which ranks wrote them."""
     recipe, state = recipe_of(variant), StateDir(out)
     folder = partials_dir(StateDir(source), "sft") / "update-0002"
     sft = open_sft_trainer(folder, recipe=recipe, process_group=process_group, num_updates=2)
@@ -133,12 +133,12 @@ def resume(process_group: ProcessGroup, source: Path, out: Path, variant: str) -
     run(sft, process_group, fine_tune)
 
 
-def train_for_ever(process_group: ProcessGroup, model: Path, out: Path) -> None:
-    """Until a rank is killed; rank 0 writes down what it is told."""
+def train_endlessly(process_group: ProcessGroup, model: Path, out: Path) -> None:
+    """Trains until a rank is killed; rank 0 writes down the error that it gets."""
     trainer = open_sft_trainer(model, recipe=recipe_of("plain"), process_group=process_group)
     trajectories = demonstrations(trainer.processor, 0)
     out.mkdir(parents=True, exist_ok=True)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others; the error must come by itself
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the other ranks; the error must come without it
 
     pids = process_group.gather(os.getpid())
 

@@ -74,7 +74,7 @@ def as_sampled(model, processor, trajectories: list[Trajectory], advantages: lis
 
 
 class Scripted:
-    """Arrivals of an update: receivers that wait from the nth look on, and the canaries last."""
+    """Scripted arrivals of an update: each receiver is due from the nth look on, and the canaries come last."""
 
     def __init__(self, receivers: Sequence[tuple[int, Consume]], canaries: Callable[[], Sequence[Trajectory]]) -> None:
         self._receivers = deque(receivers)

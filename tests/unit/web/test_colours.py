@@ -1,4 +1,4 @@
-"""Every pair of colours that text is set in has the contrast that WCAG asks for at level AA, light and dark; lines and
+"""Every pair of text and background colours has the contrast that WCAG requires at level AA, light and dark; lines and
 columns stand out."""
 
 import re
@@ -35,7 +35,7 @@ def palettes() -> dict[str, dict[str, str]]:
 
 
 def luminance(colour: str) -> float:
-    """Relative, by WCAG 2.2."""
+    """The relative luminance, by WCAG 2.2."""
     channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
@@ -52,7 +52,7 @@ def test_contrast_is_computed_as_the_standard_does() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read(scheme: str) -> None:
+def test_text_has_enough_contrast(scheme: str) -> None:
     colours = palettes()[scheme]
     low = {
         f"{text} on {back}": round(contrast(colours[text], colours[back]), 2)
@@ -63,7 +63,7 @@ def test_text_can_be_read(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_lines_and_columns_stand_out(scheme: str) -> None:
+def test_lines_and_columns_have_enough_contrast(scheme: str) -> None:
     colours = palettes()[scheme]
     low = [
         name
@@ -73,7 +73,7 @@ def test_lines_and_columns_stand_out(scheme: str) -> None:
     assert low == []
 
 
-def test_outcomes_and_fates_have_colours_of_their_own() -> None:
+def test_outcomes_and_fates_have_distinct_colours() -> None:
     assert len(set(OUTCOME_COLOURS.values())) == len(OUTCOME_COLOURS)
     assert len(set(STATUS_COLOURS.values())) == len(STATUS_COLOURS)
 

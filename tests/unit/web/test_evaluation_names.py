@@ -1,4 +1,4 @@
-"""What an evaluation is called: the suite as commands name it, and what tells it from others of that suite."""
+"""The name of an evaluation: the suite as commands name it, and what distinguishes it from others of that suite."""
 
 import json
 import os
@@ -59,12 +59,12 @@ def write_suite(state: StateDir, name: str, *task_ids: str) -> Path:
     return path
 
 
-def test_an_evaluation_is_its_suite_its_seeds_and_its_temperature() -> None:
+def test_an_evaluation_is_named_by_its_suite_its_seeds_and_its_temperature() -> None:
     assert words_of(played("a", HELDOUT_IDS, seeds=[2, 0, 1], temperatures=[0.6])) == {"a": "heldout · 3 seeds · T 0.6"}
     assert words_of(played("a", seeds=[1])) == {"a": "mine · seed 1 · T 0"}
 
 
-def test_held_out_tasks_are_called_as_commands_do_and_by_their_ids_beside_it() -> None:
+def test_held_out_tasks_are_named_as_in_commands_with_the_suite_of_their_ids_next_to_it() -> None:
     assert suite_of(HELDOUT_IDS, {}) == HELDOUT
     name = names_of(played("a", HELDOUT_IDS))["a"]
     assert (name.suite, name.origin) == ("heldout", "desktop-basics")
@@ -77,7 +77,7 @@ def test_training_tasks_are_never_called_held_out() -> None:
     assert suite_of(["other-a-0004"], {}) == "osworld"
 
 
-def test_a_suite_of_the_users_is_the_smallest_that_has_all_tasks() -> None:
+def test_the_smallest_suite_of_the_user_that_has_all_tasks_gives_the_name() -> None:
     own = {"large": frozenset("abc"), "small": frozenset("ab"), "else": frozenset("xy")}
     assert suite_of(["a", "b"], own) == "small"
     assert suite_of(["a", "c"], own) == "large"
@@ -85,7 +85,7 @@ def test_a_suite_of_the_users_is_the_smallest_that_has_all_tasks() -> None:
     assert suite_of(["a"], own | {"twin": frozenset("ab")}) == "small or twin"
 
 
-def test_what_was_written_down_wins() -> None:
+def test_a_recorded_suite_name_takes_precedence() -> None:
     assert words_of(played("a", HELDOUT_IDS), a="osworld-test_small") == {"a": "osworld-test_small · seed 0 · T 0"}
 
 
@@ -100,7 +100,7 @@ def test_tasks_turns_and_engine_are_named_where_they_differ() -> None:
     assert parts["c"] == "mine · seed 0 · T 0", "another suite's differences are not its own"
 
 
-def test_when_it_began_is_told_where_nothing_else_tells_two_apart() -> None:
+def test_the_start_time_is_shown_where_nothing_else_distinguishes_two_evaluations() -> None:
     found = words_of(played("b", began_at=1_790_000_060.0), played("a"), played("c", seeds=[4]), played("d", ["x-a-1"]))
     assert list(found.values()) == [
         "mine · seed 0 · T 0 · begun 2026-09-21 14:13:20", "mine · seed 4 · T 0",
@@ -108,12 +108,12 @@ def test_when_it_began_is_told_where_nothing_else_tells_two_apart() -> None:
     ]  # fmt: skip
 
 
-def test_order_is_by_suite_and_time_and_not_by_key() -> None:
+def test_evaluations_are_ordered_by_suite_and_time_and_not_by_key() -> None:
     rows = [played("a", ["z-a-1"]), played("b", began_at=9.0), played("c", began_at=3.0), played("d", began_at=None)]
     assert list(names_of(*rows)) == ["d", "c", "b", "a"]
 
 
-def test_settings_that_nobody_recorded_are_said_to_be_so() -> None:
+def test_settings_that_were_not_recorded_are_shown_as_unknown() -> None:
     assert words_of(played("", seeds=[0, 1])) == {"": f"mine · {UNKNOWN_SETTINGS}"}
     bare = played("a", seeds=[None], temperatures=[None, float("nan")], began_at=None)
     assert words_of(bare) == {"a": f"mine · {UNKNOWN_SETTINGS}"}
@@ -130,7 +130,7 @@ def test_settings_that_nobody_recorded_are_said_to_be_so() -> None:
         max_size=6, unique_by=lambda row: row["key"],
     )
 )  # fmt: skip
-def test_every_evaluation_has_a_name_whatever_was_recorded(rows: list[dict[str, Any]]) -> None:
+def test_every_evaluation_has_a_name_for_any_recorded_values(rows: list[dict[str, Any]]) -> None:
     found = names_of(*rows)
     assert set(found) == {row["key"] for row in rows}
     assert all(name.suite and name.settings for name in found.values() if name.suite)

@@ -1,4 +1,4 @@
-"""What every report shares: it loads and runs nothing, and is built of the parts of the viewer's pages."""
+"""What every report shares: it loads and runs nothing, and is built from the parts of the viewer's pages."""
 
 import re
 from itertools import pairwise
@@ -24,7 +24,7 @@ def test_a_report_may_load_and_run_nothing() -> None:
     assert "width=device-width" in html
 
 
-def test_its_style_is_the_one_that_the_viewer_serves() -> None:
+def test_the_style_of_a_report_is_the_one_that_the_viewer_serves() -> None:
     html = render("reports/index.html.jinja", groups={}, written_at="now")
     page = render("viewer/login.html.jinja", problem="", to="/")
     for name in SHARED_STYLE:

@@ -13,7 +13,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nbody"
 
 
 class Server:
-    """Answers a request once `go_on` is set; it closes the connection of one to /broken."""
+    """A server that answers a request once `go_on` is set and closes the connection of a request to /broken."""
 
     def __init__(self) -> None:
         self.go_on, self.num_connections, self.num_open, self.url = asyncio.Event(), 0, 0, ""
@@ -61,7 +61,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_concurrent_requests_share_pools_of_a_few_and_only_the_first_pool_stays(
+async def test_concurrent_requests_share_small_pools_and_only_the_first_pool_stays(
     server: Server, client: httpx.AsyncClient
 ) -> None:
     count = 5 * POOL_SIZE + 1

@@ -1,4 +1,4 @@
-"""The address of a process's metrics: who is answered there, and when it is not served at all."""
+"""The address of a process's metrics: which clients get an answer, and when it is not served at all."""
 
 import socket
 import time
@@ -47,7 +47,7 @@ def test_an_address_is_a_port_a_range_or_any_port_of_loopback_or_of_a_host(given
 
 
 @pytest.mark.parametrize("given", ["yes", "host:", "70000", "-1", "9599-9500", "9500-", "127.0.0.1"])
-def test_another_setting_is_refused_by_its_name(given: str) -> None:
+def test_an_invalid_setting_is_refused_by_its_name(given: str) -> None:
     with pytest.raises(MetricsSettingError, match=r"OSWORLD_METRICS is .*: it must be \[HOST:\]PORT"):
         metrics_address({"OSWORLD_METRICS": given})
 
@@ -91,7 +91,7 @@ def test_the_first_free_port_of_a_range_is_used_and_a_range_without_one_is_named
             raise AssertionError("it serves")
 
 
-def test_clients_that_say_nothing_delay_neither_the_end_nor_another_client() -> None:
+def test_clients_that_send_nothing_delay_neither_the_end_nor_another_client() -> None:
     with metrics_server(HERE, text) as target:
         host, _, port = target.rpartition(":")
         silent = [socket.create_connection((host, int(port))) for _ in range(MAX_CLIENTS - 1)]
@@ -102,7 +102,7 @@ def test_clients_that_say_nothing_delay_neither_the_end_nor_another_client() -> 
         one.close()
 
 
-def test_a_defect_in_the_figures_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_in_the_figures_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     def broken() -> bytes:
         raise ValueError("a defect")
 

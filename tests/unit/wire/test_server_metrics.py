@@ -72,7 +72,7 @@ async def test_requests_and_further_readings_are_served_at_an_address_of_their_o
     assert (found["osworld_gateway_quota"], found["osworld_http_requests_total PUT echo 200"]) == (4, 1)
 
 
-async def test_a_server_whose_port_for_metrics_is_taken_runs_without(
+async def test_a_server_whose_port_for_metrics_is_taken_runs_without_metrics(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:

@@ -1,4 +1,4 @@
-"""Bars: how fast it goes and how long it takes, whole in 80 columns; and as lines where there is no terminal."""
+"""Progress bars show the rate and the time uncut in 80 columns; without a terminal they are printed as lines."""
 
 import io
 from uuid import uuid4
@@ -46,17 +46,17 @@ def test_bar_that_is_full_shows_how_long_it_took() -> None:
 @pytest.mark.parametrize(
     ("per_s", "shown"), [(250.0, "250/s"), (1.26, "1.3/s"), (0.3, "18/min"), (0.05, "3.0/min"), (0.001, "3.6/h")]
 )
-def test_rate_has_a_unit_in_which_it_says_something(per_s: float, shown: str) -> None:
+def test_a_rate_is_shown_in_a_readable_unit(per_s: float, shown: str) -> None:
     assert shown_rate(per_s) == shown
 
 
-def test_log_has_the_same_figures_as_the_bar_and_leaves_out_what_is_not_known() -> None:
+def test_the_log_has_the_same_figures_as_the_bar_and_leaves_out_unknown_ones() -> None:
     line = StageProgress(stage="evaluate", done=270, total=1440, note="13 successes")
     assert log_line(line, played(80).tasks[0]) == "evaluate: 270/1440, 1.3/s, 0:15:10 to go: 13 successes"
     assert log_line(line, played(80, num_steps=0).tasks[0]) == "evaluate: 270/1440: 13 successes"
 
 
-def test_the_note_of_the_assets_is_gone_when_the_last_step_has_ended() -> None:
+def test_the_note_of_the_assets_disappears_when_the_last_step_ends() -> None:
     @dg.asset
     def leaderboard() -> None: ...
 
@@ -80,8 +80,8 @@ def test_the_note_of_the_assets_is_gone_when_the_last_step_has_ended() -> None:
 @pytest.mark.parametrize(
     "note", ["last 128: 100 succeeded", "1000/1000 succeeded", "copying, loss 0.53", "1000 attempts, 1000 kept"]
 )
-def test_the_notes_of_the_stages_are_whole_in_80_columns(note: str) -> None:
-    """The longest of each kind that runs/ reports."""
+def test_the_notes_of_the_stages_fit_in_80_columns(note: str) -> None:
+    """The notes are the longest of each kind that runs/ reports."""
     progress = played(80)
     progress.update(progress.tasks[0].id, note=note)
     assert note in drawn(progress, 80)

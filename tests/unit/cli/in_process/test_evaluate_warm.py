@@ -21,7 +21,7 @@ SERVER = ("engine.kind=sglang", 'engine.urls=["http://gpu-1:30000"]')
 
 
 class Opened(Exception):
-    """The session was opened, which is all that is wanted."""
+    """Raised when the session is opened, because the test needs no more."""
 
 
 @pytest.fixture
@@ -50,14 +50,14 @@ def is_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return ask
 
 
-def test_imports_begin_for_an_evaluation_with_missing_episodes(is_warm: Any) -> None:
+def test_imports_start_early_for_an_evaluation_with_missing_episodes(is_warm: Any) -> None:
     assert is_warm("sft-1")
 
 
-def test_no_imports_begin_for_a_finished_evaluation(is_warm: Any) -> None:
+def test_imports_do_not_start_early_for_a_finished_evaluation(is_warm: Any) -> None:
     assert not is_warm("sft-2")
 
 
-def test_no_imports_begin_where_servers_sample(is_warm: Any) -> None:
+def test_imports_do_not_start_early_if_servers_sample(is_warm: Any) -> None:
     assert not is_warm("sft-1", *SERVER)
     assert not is_warm("http-1")

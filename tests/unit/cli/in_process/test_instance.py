@@ -22,7 +22,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_one_state_materialized_no_other_knows(checkout: Path) -> None:
+def test_the_materializations_of_one_state_are_not_in_another_state(checkout: Path) -> None:
     default, first, second = (StateDir(checkout / name) for name in ("var", "first", "second"))
     for state in (default, first):
         with open_instance(state) as instance:
@@ -34,7 +34,7 @@ def test_what_one_state_materialized_no_other_knows(checkout: Path) -> None:
     assert found == {"var": {"made_in_var"}, "first": {"made_in_first"}, "second": set()}
 
 
-def test_runs_of_a_state_lie_below_it(checkout: Path) -> None:
+def test_runs_of_a_state_are_stored_below_its_folder(checkout: Path) -> None:
     state = StateDir(checkout / "elsewhere")
     with open_instance(state) as instance:
         instance.report_runless_asset_event(dg.AssetMaterialization("asset"))

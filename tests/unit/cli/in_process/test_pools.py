@@ -1,4 +1,4 @@
-"""A run in this process waits for places in pools before it begins, and can be interrupted while it does."""
+"""A run in this process waits for slots in pools before it starts, and the wait can be interrupted."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 def hold(instance: dg.DagsterInstance, status: dg.DagsterRunStatus = dg.DagsterRunStatus.STARTED) -> str:
-    """A run of another program takes the only place; its id."""
+    """A run of another program takes the only slot; returns the id of that run."""
     run = create_run_for_test(instance, job_name="retrain", status=status)
     assert instance.event_log_storage.claim_concurrency_slot("trainer", run.run_id, "step").is_claimed
     return run.run_id
@@ -53,13 +53,13 @@ def test_pools_of_a_job_are_those_of_its_ops() -> None:
     assert pools_of(trains) == {"trainer"}
 
 
-def test_nothing_is_said_where_there_is_a_place(instance: dg.DagsterInstance) -> None:
+def test_nothing_is_printed_if_a_slot_is_free(instance: dg.DagsterInstance) -> None:
     said: list[str] = []
     wait_for_pools(instance, ["trainer", "never-used"], state=STATE, say=said.append)
     assert said == []
 
 
-def test_it_is_said_for_whom_is_waited_once_and_when_it_is_over(instance: dg.DagsterInstance) -> None:
+def test_a_wait_prints_the_run_that_holds_the_slot_once_and_then_that_it_is_over(instance: dg.DagsterInstance) -> None:
     holder = hold(instance)
     said: list[str] = []
     free = instance.event_log_storage.free_concurrency_slots_for_run
@@ -67,7 +67,7 @@ def test_it_is_said_for_whom_is_waited_once_and_when_it_is_over(instance: dg.Dag
     timer.start()
     started = time.monotonic()
     wait_for_pools(instance, ["trainer"], state=STATE, say=said.append, poll_s=0.05)
-    timer.join()  # it still reads the database when the place is free
+    timer.join()  # it still reads the database when the slot is free
     assert time.monotonic() - started >= 0.4
     assert said == [
         f"waiting until a slot of the pool 'trainer' is free; run {holder[:8]} (retrain) holds it; "
@@ -76,7 +76,7 @@ def test_it_is_said_for_whom_is_waited_once_and_when_it_is_over(instance: dg.Dag
     ]
 
 
-def test_a_wait_has_an_end(instance: dg.DagsterInstance) -> None:
+def test_a_wait_ends_at_its_time_limit(instance: dg.DagsterInstance) -> None:
     holder = hold(instance)
     with pytest.raises(
         PipelineError,
@@ -85,7 +85,7 @@ def test_a_wait_has_an_end(instance: dg.DagsterInstance) -> None:
         wait_for_pools(instance, ["trainer"], state=STATE, say=lambda _: None, limit_s=0.0)
 
 
-def test_what_an_ended_run_holds_is_freed(instance: dg.DagsterInstance) -> None:
+def test_the_slots_of_an_ended_run_are_freed(instance: dg.DagsterInstance) -> None:
     hold(instance, dg.DagsterRunStatus.FAILURE)
     wait_for_pools(instance, ["trainer"], state=STATE, say=lambda _: None, limit_s=0.0)
     assert instance.event_log_storage.get_concurrency_info("trainer").active_slot_count == 0
@@ -102,7 +102,7 @@ def test_control_c_ends_dagsters_own_waiting(instance: dg.DagsterInstance) -> No
     assert instance.event_log_storage.get_concurrency_info("trainer").active_run_ids == {holder}
 
 
-def test_a_run_that_was_cancelled_just_now_may_still_hold_its_programs(instance: dg.DagsterInstance) -> None:
+def test_a_run_that_was_just_cancelled_still_holds_its_slots(instance: dg.DagsterInstance) -> None:
     run = instance.get_run_by_id(hold(instance))
     assert run is not None
     instance.report_run_canceled(run)

@@ -47,7 +47,7 @@ def test_a_commands_run_has_its_own_state_folder_and_the_object_store_of_the_dep
     ("runs_on", "starts_warm", "expected"),
     [(LocalLauncher(), True, [PROGRAM_ENV]), (LocalLauncher(), False, []), (RayLauncher(), True, [])],
 )
-def test_imports_of_programs_begin_at_once_where_this_machine_runs_them(
+def test_imports_of_programs_start_at_once_if_this_machine_runs_them(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     runs_on: LocalLauncher | RayLauncher,

@@ -50,7 +50,7 @@ def test_a_request_that_cannot_be_met_says_why(stages: str, start: str, words: s
         TrainRequest.parse(stages, start)
 
 
-def test_the_assets_are_the_data_and_the_checkpoints_of_the_stages() -> None:
+def test_the_assets_of_a_request_are_the_data_and_the_checkpoints_of_its_stages() -> None:
     names = {key.to_user_string() for key in assets_to_train(defs, (Stage.GSPO_PHASE1,))}
     assert {"gspo_phase1_checkpoint", "replay_buffer", "train_tasks", "verified_replay"} <= names
     assert not {"base_checkpoint", "sft_checkpoint", "flywheel_checkpoint", "gspo_phase2_checkpoint"} & names
@@ -64,7 +64,9 @@ def test_the_first_stage_starts_from_the_named_checkpoint(instance: dg.DagsterIn
     assert found.checkpoint_id == "best-1"
 
 
-def test_or_from_the_checkpoint_of_the_asset_upstream(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+def test_the_default_start_is_the_checkpoint_of_the_upstream_asset(
+    instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
     state = StateDir(tmp_path)
     request = TrainRequest.parse("flywheel", "")
     with pytest.raises(TableError, match="trains the checkpoint of sft_checkpoint, which does not exist yet"):

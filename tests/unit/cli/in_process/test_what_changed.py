@@ -29,7 +29,7 @@ def shown(
     without: tuple[str, str] | None = None,
     width: int = 80,
 ) -> list[str]:
-    """`without`: a checkpoint and the task that it was not evaluated on."""
+    """The printed lines. `without` is a checkpoint and the task that it was not evaluated on."""
     chain = chain_of(*stages)
     rows = [
         row
@@ -68,7 +68,7 @@ def test_the_title_is_one_line_above_a_table_that_is_narrower() -> None:
     assert max(len(line.rstrip()) for line in lines[title + 1 : title + 3]) < len(lines[title])
 
 
-def test_comparisons_of_other_tasks_say_how_many_each() -> None:
+def test_comparisons_over_different_tasks_show_the_number_of_tasks_of_each() -> None:
     lines = [line.split() for line in shown(*CHAIN, without=("gspo_phase2", "t0"), width=110)]
     (sft,) = [line for line in lines if line[:3] == ["SFT", "against", "Base"]]
     assert sft[-5:] == ["8", "1", "one", "run:", "better"]
@@ -83,7 +83,7 @@ def test_families_that_moved_from_sft_to_phase_2_have_a_line_each() -> None:
     assert lines[start + 2] == "  no change: click"
 
 
-def test_replay_and_the_one_seed_are_told_at_the_end() -> None:
+def test_replay_and_the_one_seed_are_mentioned_at_the_end() -> None:
     assert shown(*CHAIN)[-2:] == [
         "Replay: a recorded success joined 2 of 72 groups, of 1 task; 0 of these tasks were solved for the first time "
         "after that, by the policy alone.",
@@ -91,17 +91,17 @@ def test_replay_and_the_one_seed_are_told_at_the_end() -> None:
     ]
 
 
-def test_stages_that_were_not_run_are_not_told_of() -> None:
+def test_stages_that_were_not_run_are_not_mentioned() -> None:
     none = ReplayShare(num_groups=0, num_injected=0, num_tasks=0, num_solved_later=0)
     lines = shown(Stage.BASE, Stage.SFT, replay=none)
     assert not [line for line in lines if "phase" in line or "Replay" in line or "Families" in line]
     assert lines[-1] == ONE_RUN
 
 
-def test_what_was_graded_apart_is_not_compared() -> None:
+def test_evaluations_on_different_desktop_images_are_not_compared() -> None:
     assert not [line for line in shown(*CHAIN, desktops="image of ") if "against" in line]
 
 
-def test_groups_that_no_demonstration_joined_are_told_as_such() -> None:
+def test_the_replay_line_says_that_no_demonstration_joined_a_group() -> None:
     none = ReplayShare(num_groups=36, num_injected=0, num_tasks=0, num_solved_later=0)
     assert "Replay: no recorded success joined any of 36 groups." in shown(*CHAIN, replay=none)

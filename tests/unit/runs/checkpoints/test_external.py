@@ -1,4 +1,4 @@
-"""Checkpoints made elsewhere: what they are called, what is refused, and that they stay what they were."""
+"""Checkpoints made elsewhere: their ids, which sources are refused, and that they must stay unchanged."""
 
 import json
 import shutil
@@ -50,7 +50,9 @@ def test_folder_becomes_a_checkpoint_with_a_card_and_a_row_and_nothing_is_copied
     require_unchanged(checkpoint.checkpoint_id, folder)
 
 
-def test_the_licence_of_its_model_card_is_recorded_and_may_come_later(state: StateDir, folder: Path) -> None:
+def test_the_licence_in_the_model_card_of_a_folder_is_recorded_and_may_be_added_later(
+    state: StateDir, folder: Path
+) -> None:
     first = add_checkpoint(state, str(folder))
     assert first.licence is None
     (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
@@ -72,7 +74,7 @@ def test_folder_that_was_added_is_found_again_without_torch(state: StateDir, fol
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [added.checkpoint_id]
 
 
-def test_same_model_in_another_folder_is_the_same_checkpoint_lying_there(
+def test_same_model_in_another_folder_is_the_same_checkpoint_with_the_new_path(
     state: StateDir, folder: Path, tmp_path: Path
 ) -> None:
     first = add_checkpoint(state, str(folder))
@@ -120,7 +122,7 @@ def test_folder_that_cannot_be_loaded_is_refused_in_one_sentence(state: StateDir
 
 @pytest.fixture
 def adapter(folder: Path, tmp_path: Path) -> Path:
-    """As peft saves one on the model: no processor, no config.json."""
+    """An adapter as peft saves it on the model: no processor, no config.json."""
     from osworld_pipeline.agent.adapters import ADAPTER, Base
     from osworld_pipeline.recipes.schema import LoraSection
     from osworld_pipeline.training.model import load_model
@@ -177,7 +179,7 @@ def test_adapter_that_has_changed_or_whose_base_is_gone_is_refused(
         add_checkpoint(state, str(adapter))
 
 
-def test_model_of_the_hub_is_the_folder_of_its_commit(state: StateDir, folder: Path) -> None:
+def test_model_of_the_hub_is_added_as_the_folder_of_its_commit(state: StateDir, folder: Path) -> None:
     asked: list[tuple[str, str | None]] = []
 
     def fetch(repo_id: str, revision: str | None) -> Path:
@@ -192,12 +194,12 @@ def test_model_of_the_hub_is_the_folder_of_its_commit(state: StateDir, folder: P
 
 
 @pytest.mark.parametrize("source", ["hub:name", "hub:a/b/c", "hub:/name", "hub:owner/"])
-def test_what_names_no_model_of_the_hub_is_refused(state: StateDir, source: str) -> None:
+def test_source_that_does_not_name_a_model_of_the_hub_is_refused(state: StateDir, source: str) -> None:
     with pytest.raises(StoreError, match=r"is written hub:OWNER/NAME\[@REVISION\]"):
         add_checkpoint(state, source)
 
 
-def test_hub_that_gives_nothing_is_told_as_it_is(state: StateDir) -> None:
+def test_error_of_the_hub_is_reported_unchanged(state: StateDir) -> None:
     def fetch(repo_id: str, revision: str | None) -> Path:
         raise DependencyError("the hub did not provide owner/name")
 
@@ -205,7 +207,7 @@ def test_hub_that_gives_nothing_is_told_as_it_is(state: StateDir) -> None:
         add_checkpoint(state, "hub:owner/name", fetch=fetch)
 
 
-def test_endpoint_is_told_by_its_address_and_model_alone(state: StateDir) -> None:
+def test_endpoint_is_identified_by_its_address_and_model_alone(state: StateDir) -> None:
     checkpoint = add_checkpoint(state, ENDPOINT)
     assert (checkpoint.path, checkpoint.weights_digest) == (ENDPOINT, "")
     assert add_checkpoint(state, "https://models.example/v1/#big-model") == checkpoint
@@ -225,7 +227,7 @@ def test_password_in_an_address_is_refused_and_not_repeated(state: StateDir) -> 
     assert not state.checkpoints.exists()
 
 
-def test_endpoint_is_sampled_whatever_the_engine_of_the_recipe_and_compared_under_the_same_key(
+def test_endpoint_is_sampled_with_any_engine_in_the_recipe_and_compared_under_the_same_key(
     state: StateDir,
 ) -> None:
     checkpoint = add_checkpoint(state, ENDPOINT)
@@ -260,7 +262,7 @@ def test_newest_checkpoint_is_the_one_whose_card_was_written_last(state: StateDi
     assert newest_checkpoint(state) == added
 
 
-def test_what_was_trained_elsewhere_is_ranked_and_never_champion(state: StateDir) -> None:
+def test_checkpoint_trained_elsewhere_is_ranked_but_never_champion(state: StateDir) -> None:
     lay_down(state, make_checkpoint("sft-1"))
     external = add_checkpoint(state, ENDPOINT)
     write_evaluation(state, RECIPE, external.checkpoint_id, num_successes=2)
@@ -268,5 +270,5 @@ def test_what_was_trained_elsewhere_is_ranked_and_never_champion(state: StateDir
     assert choose_champion(state, RECIPE, current=None).checkpoint_id == "sft-1"
 
 
-def test_address_reads_back_as_it_was_written() -> None:
+def test_address_that_is_parsed_and_written_is_unchanged() -> None:
     assert str(Endpoint.parse(ENDPOINT)) == ENDPOINT

@@ -33,7 +33,7 @@ def test_another_parent_or_other_data_give_another_id(stage: Stage) -> None:
     assert len({id_of(stage), id_of(stage, parent="base-2"), id_of(stage, data="e")}) == 3
 
 
-def test_learning_rate_of_sft_changes_sft_and_leaves_the_base_alone() -> None:
+def test_learning_rate_of_sft_changes_the_id_of_sft_and_not_that_of_the_base() -> None:
     other = changed(sft={"learning_rate": 5e-4})
     assert id_of(Stage.SFT, other) != id_of(Stage.SFT)
     assert id_of(Stage.BASE, other) == id_of(Stage.BASE)

@@ -1,4 +1,4 @@
-"""What a stage trains on, as a digest: it changes with what is learned, and with nothing else."""
+"""The digest of the data that a stage trains on: it changes with what is learned, and with nothing else."""
 
 import json
 from pathlib import Path
@@ -25,13 +25,13 @@ def test_the_order_of_rows_changes_no_digest(state: StateDir) -> None:
 
 
 @pytest.mark.parametrize("change", [{"reward": 0.9}, {"quality_rank": 3}, {"images": ["f" * 64]}])
-def test_whatever_decides_what_a_row_teaches_changes_the_digest(state: StateDir, change: dict) -> None:
+def test_any_change_of_what_a_row_teaches_changes_the_digest(state: StateDir, change: dict) -> None:
     before = training_data_digest(state, REPLAY, replay=ReplaySection())
     write_rows(state, make_row("a", **change), make_row("b", reward=0.4))
     assert training_data_digest(state, REPLAY, replay=ReplaySection()) != before
 
 
-def test_a_row_that_does_not_count_changes_no_digest_of_a_recipe(state: StateDir) -> None:
+def test_a_row_that_a_recipe_does_not_train_on_does_not_change_its_digest(state: StateDir) -> None:
     before = training_data_digest(state, REPLAY, replay=ReplaySection())
     write_rows(state, make_row("a"))
     assert training_data_digest(state, REPLAY, replay=ReplaySection()) == before
@@ -40,7 +40,7 @@ def test_a_row_that_does_not_count_changes_no_digest_of_a_recipe(state: StateDir
     assert training_data_digest(state, REPLAY, replay=ReplaySection(threshold=0.3)) != before
 
 
-def test_verification_changes_the_digest_just_where_it_changes_what_is_trained_on(state: StateDir) -> None:
+def test_verification_changes_the_digest_only_where_it_changes_the_rows_to_train_on(state: StateDir) -> None:
     plain, strict = ReplaySection(), ReplaySection(require_verified=True)
 
     def digests() -> tuple[str, str]:

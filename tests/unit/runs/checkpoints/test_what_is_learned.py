@@ -86,18 +86,18 @@ def ids(recipe: Recipe) -> dict[Stage, str]:
 
 
 @pytest.mark.parametrize("key", SPEED)
-def test_what_only_takes_longer_or_costs_more_changes_no_id(key: str) -> None:
+def test_a_key_that_changes_only_time_or_cost_changes_no_id(key: str) -> None:
     assert ids(changed(key, SPEED[key])) == ids(RECIPE)
 
 
 @pytest.mark.parametrize("key", LEARNED)
-def test_what_is_learned_changes_the_ids_of_its_stages_alone(key: str) -> None:
+def test_a_key_that_changes_what_is_learned_changes_only_the_ids_of_its_stages(key: str) -> None:
     value, stages = LEARNED[key]
     now = ids(changed(key, value))
     assert {stage for stage, name in ids(RECIPE).items() if now[stage] != name} == stages
 
 
-def test_every_key_that_is_left_out_is_tried() -> None:
+def test_every_key_that_is_left_out_of_the_ids_is_tested() -> None:
     left_out = {f"{name}.{key}" for name, section in sections() for key in section.keys_with(NOT_LEARNED)}
     untried = {
         "trainer.context_parallel",  # needs more processes; see the test of ranks
@@ -108,12 +108,12 @@ def test_every_key_that_is_left_out_is_tried() -> None:
     assert {name for names in SECTIONS.values() for name in names} <= set(RECIPE.model_dump())
 
 
-def test_where_values_came_from_is_in_no_id() -> None:
+def test_the_source_of_a_recipes_values_is_in_no_id() -> None:
     assert ids(load_recipe("smoke", settings=["agent.max_turns=2"])) == ids(RECIPE)
     assert "sources" not in stage_params(Stage.GSPO_PHASE1, RECIPE)
 
 
-def test_what_counts_as_success_is_in_the_key_of_an_evaluation() -> None:
+def test_the_success_threshold_is_in_the_key_of_an_evaluation() -> None:
     assert evaluation_key(changed("reward.success_threshold", 0.9), suite_digest="s") != evaluation_key(
         RECIPE, suite_digest="s"
     )
@@ -134,11 +134,11 @@ LIMITS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("key", LIMITS)
-def test_what_ends_an_episode_early_is_in_the_key_of_an_evaluation(key: str) -> None:
+def test_every_limit_that_ends_an_episode_early_is_in_the_key_of_an_evaluation(key: str) -> None:
     assert evaluation_key(changed(key, LIMITS[key]), suite_digest="s") != evaluation_key(RECIPE, suite_digest="s")
 
 
-def test_each_task_of_an_evaluation_is_sampled_with_draws_of_its_own_that_are_the_same_for_every_checkpoint() -> None:
+def test_each_task_of_an_evaluation_has_its_own_sampling_seed_and_all_checkpoints_have_the_same() -> None:
     recipe = changed("evaluation.seeds", [0, 1])
 
     def draws(checkpoint_id: str) -> dict[tuple[str, int], int]:
@@ -161,7 +161,7 @@ READ_BY_THE_TOKENIZER: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("key", READ_BY_THE_TOKENIZER)
-def test_what_a_tiny_models_tokenizer_is_learned_from_is_in_its_id_and_in_no_published_models(key: str) -> None:
+def test_the_corpus_of_a_tiny_models_tokenizer_is_in_its_id_and_not_in_that_of_a_published_model(key: str) -> None:
     other = changed(key, READ_BY_THE_TOKENIZER[key])
     assert list(tokenizer_corpus(other)) != list(tokenizer_corpus(RECIPE))
     assert ids(other)[Stage.BASE] != ids(RECIPE)[Stage.BASE]
@@ -180,7 +180,7 @@ def chosen(rows: list[tuple[str, str]], *, domains: Mapping[str, str] = {}, **ch
     return choose_demonstrations(rows, settings(**changes), domains=domains)
 
 
-def test_demonstrations_of_a_share_of_the_tasks_are_chosen_by_seed_and_stay_when_tasks_come() -> None:
+def test_demonstrations_of_a_share_of_the_tasks_are_chosen_by_seed_and_stay_when_tasks_are_added() -> None:
     rows = [(f"{task}-{index}", f"{task}_chunk{index}") for task in "abcdefgh" for index in range(3)]
     half = chosen(rows, task_share=0.5)
     assert len(half) == 12
@@ -191,7 +191,7 @@ def test_demonstrations_of_a_share_of_the_tasks_are_chosen_by_seed_and_stay_when
     assert len({row_id[0] for row_id in half} - {row_id[0] for row_id in more}) <= 2
 
 
-def test_at_most_so_many_demonstrations_of_a_task_in_the_order_of_their_ids() -> None:
+def test_the_first_demonstrations_of_a_task_by_id_are_chosen_up_to_the_limit() -> None:
     rows = [(f"{task}-{index}", task) for task in "ab" for index in (2, 0, 1)]
     assert chosen(rows, demonstrations_per_task=2) == {"a-0", "a-1", "b-0", "b-1"}
     assert len(chosen(rows, task_share=0.01)) == 3, "one task at least"

@@ -1,4 +1,4 @@
-"""A collection: what its episodes are called, what is run again, and what the oracle would say."""
+"""A collection: the ids of its episodes, which of them run again, and the actions of the oracle."""
 
 from pathlib import Path
 
@@ -37,7 +37,7 @@ def plan(
     return plan_collection(recipe, "sft-1", suite, num_samples=num_samples, temperature=temperature)
 
 
-def test_more_tasks_and_more_samples_hold_the_episodes_of_fewer(tmp_path: Path) -> None:
+def test_a_collection_with_more_tasks_and_samples_contains_the_episodes_of_a_smaller_one(tmp_path: Path) -> None:
     small = set(plan(tasks(tmp_path, max_tasks=1), num_samples=1).episode_ids)
     large = set(plan(tasks(tmp_path), num_samples=3).episode_ids)
     assert len(small) == 1
@@ -62,13 +62,13 @@ def test_task_that_was_changed_is_another_task(tmp_path: Path) -> None:
     assert set(before.episode_ids).isdisjoint(after.episode_ids)
 
 
-def test_episodes_are_rollouts_that_no_update_trains_by_itself(tmp_path: Path) -> None:
+def test_collected_episodes_are_training_rollouts_that_belong_to_no_update(tmp_path: Path) -> None:
     (_, group, _), *_ = plan(tasks(tmp_path)).groups
     assert (group.purpose, group.update, group.group_size) == (EpisodePurpose.TRAIN, -1, 2)
     assert group.stage_key.startswith("collect-sft-1-")
 
 
-def test_oracle_solves_the_recipes_own_tasks_alone(tmp_path: Path) -> None:
+def test_oracle_solves_only_the_recipes_own_tasks(tmp_path: Path) -> None:
     suite = recipe_suite(RECIPE)
     require_oracles(RECIPE, [item.task for item in (*suite.train, *suite.heldout)])
     strange = Task.from_config({"id": "t1", "instruction": "Do it.", "evaluator": {"func": "infeasible"}})
@@ -76,7 +76,7 @@ def test_oracle_solves_the_recipes_own_tasks_alone(tmp_path: Path) -> None:
         require_oracles(RECIPE, [strange])
 
 
-def test_oracle_speaks_the_dialect_and_points_at_the_image_that_a_policy_would_see(tmp_path: Path) -> None:
+def test_oracle_writes_the_dialect_with_coordinates_of_the_image_that_a_policy_would_see(tmp_path: Path) -> None:
     recipe = load_recipe("smoke", settings=["agent.max_pixels=40960"])  # 256x160 of a screen of 512x320
     click = next(item for item in recipe_suite(recipe).train if item.family == "click_button")
     suite = EvalSuite(name="one", tasks=(click.task,), digest="d")

@@ -1,4 +1,4 @@
-"""Who is the champion: only whole evaluations count, and only a paired test moves it."""
+"""The choice of the champion: only complete evaluations count, and only a paired test replaces the champion."""
 
 from pathlib import Path
 
@@ -42,7 +42,9 @@ def test_first_champion_is_the_best_of_the_trained_ones(state: StateDir) -> None
 
 
 @pytest.mark.parametrize(("num_successes", "champion"), [(4, "sft-1"), (6, "sft-1"), (14, "sft-2")])
-def test_challenger_must_be_better_for_certain(state: StateDir, num_successes: int, champion: str) -> None:
+def test_challenger_must_be_significantly_better_than_the_champion(
+    state: StateDir, num_successes: int, champion: str
+) -> None:
     write_evaluation(state, RECIPE, "sft-1", num_successes=5)
     write_evaluation(state, RECIPE, "sft-2", num_successes=num_successes)
     choice = choose_champion(state, RECIPE, current="sft-1")
@@ -51,20 +53,20 @@ def test_challenger_must_be_better_for_certain(state: StateDir, num_successes: i
     assert "sft-2 against sft-1" in choice.reason
 
 
-def test_evaluation_with_a_fault_in_it_wins_nothing(state: StateDir) -> None:
+def test_checkpoint_whose_evaluation_has_a_fault_does_not_become_champion(state: StateDir) -> None:
     write_evaluation(state, RECIPE, "sft-1", num_successes=5)
     write_evaluation(state, RECIPE, "sft-2", num_successes=19, num_faults=1)
     assert choose_champion(state, RECIPE, current="sft-1").checkpoint_id == "sft-1"
 
 
-def test_champion_without_an_evaluation_of_these_settings_stays_and_it_is_said_why(state: StateDir) -> None:
+def test_champion_without_an_evaluation_of_these_settings_stays_and_the_reason_is_given(state: StateDir) -> None:
     write_evaluation(state, RECIPE, "sft-2", num_successes=20)
     choice = choose_champion(state, RECIPE, current="sft-1")
     assert (choice.checkpoint_id, choice.is_new) == ("sft-1", False)
     assert "evaluate it" in choice.reason
 
 
-def test_a_challenger_on_another_desktop_image_or_grader_wins_nothing(state: StateDir) -> None:
+def test_a_challenger_on_another_desktop_image_or_grader_does_not_become_champion(state: StateDir) -> None:
     write_evaluation(state, RECIPE, "sft-1", num_successes=5, grader_version="7")
     write_evaluation(state, RECIPE, "sft-2", num_successes=20, grader_version="8")
     choice = choose_champion(state, RECIPE, current="sft-1")
@@ -74,7 +76,7 @@ def test_a_challenger_on_another_desktop_image_or_grader_wins_nothing(state: Sta
     )
 
 
-def test_an_evaluation_by_two_graders_wins_nothing(state: StateDir) -> None:
+def test_a_checkpoint_evaluated_by_two_graders_does_not_become_champion(state: StateDir) -> None:
     write_evaluation(state, RECIPE, "sft-1", num_successes=5, grader_version="7")
     write_evaluation(state, RECIPE, "sft-2", num_successes=20, grader_version="7")
     plan = plan_evaluation(RECIPE, "sft-2")

@@ -1,5 +1,5 @@
-"""An evaluation that goes on after desktops or graders have changed: what others graded runs again, so that one score
-is never made of two graders."""
+"""An evaluation that continues after desktops or graders have changed: what others graded runs again, so that no score
+mixes two graders."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def asked(grounds: frozenset[Grounds] | None) -> tuple[frozenset[str], list[str]
     return again, [one.message for one in warned]
 
 
-def test_what_another_grader_graded_runs_again_and_it_is_said() -> None:
+def test_episodes_that_another_grader_graded_run_again_and_this_is_reported() -> None:
     again, (message,) = asked(frozenset({NEW}))
     assert again == {"old"}
     assert message == "1 episodes were graded on another desktop image or by another grader: they run again"
@@ -36,7 +36,7 @@ def test_servers_that_differ_are_named_and_nothing_runs_again() -> None:
     assert message.endswith("this evaluation will have no rank")
 
 
-def test_servers_that_do_not_say_what_they_are_change_nothing() -> None:
+def test_servers_that_do_not_report_their_grounds_change_nothing() -> None:
     assert asked(None) == (frozenset(), [])
 
 

@@ -1,4 +1,4 @@
-"""Which reports are made of a state folder, and what keeps one from being made."""
+"""Which reports are made from a state folder, and what prevents a report."""
 
 import re
 from pathlib import Path
@@ -51,7 +51,7 @@ def uri_of(state: StateDir) -> str:
     return f"sqlite:///{state.mlflow_db}"
 
 
-def test_stages_are_those_that_trained_and_those_at_work(state: StateDir) -> None:
+def test_training_stages_are_the_finished_and_the_running_ones(state: StateDir) -> None:
     assert training_stages(state) == [SFT, AT_WORK]
 
 
@@ -63,7 +63,7 @@ def test_a_stage_is_named_by_a_checkpoint_itself_or_its_kind(state: StateDir, na
     assert find_stage(state, named) == found
 
 
-def test_an_unknown_training_run_is_answered_with_those_there_are(state: StateDir) -> None:
+def test_an_unknown_training_run_is_an_error_that_names_the_known_ones(state: StateDir) -> None:
     with pytest.raises(TableError, match=rf"no training run 'gspo_phase2' .*; there are: {AT_WORK}, {SFT}"):
         find_stage(state, "gspo_phase2")
 
@@ -96,7 +96,7 @@ def test_all_reports_are_written_and_the_index_names_them(state: StateDir) -> No
     assert not state.mlflow_db.exists(), "a report makes no database"
 
 
-def test_a_user_suite_that_cannot_be_read_costs_only_its_own_page(state: StateDir, tmp_path: Path) -> None:
+def test_a_user_suite_that_cannot_be_read_leaves_out_only_its_own_page(state: StateDir, tmp_path: Path) -> None:
     state.suites.mkdir(exist_ok=True)
     bad = state.suites / "bad.json"
     bad.write_text("{")
@@ -108,16 +108,16 @@ def test_a_user_suite_that_cannot_be_read_costs_only_its_own_page(state: StateDi
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # MLflow's own
-def test_an_mlflow_that_does_not_answer_costs_the_curves_and_is_told(state: StateDir) -> None:
-    told: list[str] = []
-    path = make_training_report(state, SFT, tracking_uri="http://127.0.0.1:1", say=told.append)
+@pytest.mark.filterwarnings("ignore")  # MLflow's own warnings
+def test_an_mlflow_that_does_not_answer_leaves_out_the_curves_and_is_reported(state: StateDir) -> None:
+    reported: list[str] = []
+    path = make_training_report(state, SFT, tracking_uri="http://127.0.0.1:1", say=reported.append)
     assert path.is_file()
-    assert len(told) == 1
-    assert told[0].startswith("curves are left out: cannot look up the run of sft-")
+    assert len(reported) == 1
+    assert reported[0].startswith("curves are left out: cannot look up the run of sft-")
 
 
-def test_only_what_was_evaluated_so_is_reported(state: StateDir) -> None:
+def test_only_checkpoints_evaluated_with_the_settings_of_the_recipe_are_reported(state: StateDir) -> None:
     assert reported_checkpoints(state, RECIPE, []) == [SFT]
     with pytest.raises(TableError, match="was evaluated on the held-out tasks of recipe smoke"):
         reported_checkpoints(state, RECIPE, [f"{SFT}-u0002"])
@@ -150,7 +150,7 @@ def test_a_report_shows_evaluations_under_other_settings_in_groups_of_their_own(
     assert others.startswith("heldout · ")
 
 
-def test_what_another_grader_scored_is_shown_apart(tmp_path: Path) -> None:
+def test_scores_of_another_grader_are_shown_separately(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     for number, grader in (("1", "1"), ("2", "8")):
         upsert_checkpoint(state, make_checkpoint(f"sft-00000000000{number}"))

@@ -1,4 +1,4 @@
-"""The flywheel's rounds: each measures the checkpoint it begins with, and it stops where success no longer rises."""
+"""The flywheel's rounds: each measures the checkpoint it starts with, and it stops where success no longer rises."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def recipe(**flywheel: object) -> Recipe:
 
 
 class FakeRounds:
-    """Runs rounds whose rollouts earn what it was told, in turn; trains where `stop_reason` lets it."""
+    """Runs rounds whose rollouts earn the given rewards, in turn; trains where `stop_reason` allows it."""
 
     def __init__(self, state: StateDir, rewards: Sequence[Sequence[float | None]], *, min_gain: float = 0.0) -> None:
         self.ran: list[int] = []
@@ -57,7 +57,7 @@ class FakeRounds:
 
 
 def write_groups(state: StateDir, round_id: str, rewards: Sequence[float | None]) -> None:
-    """None for a fault."""
+    """Writes one group with these rewards; None is a fault."""
     episodes = [
         make_episode(
             f"{round_id}-{index}",
@@ -89,12 +89,12 @@ def never(one: Round) -> None:
     raise AssertionError(f"round {one.number} was run again")
 
 
-def test_no_round_leaves_the_parent(tmp_path: Path) -> None:
+def test_a_flywheel_without_rounds_returns_the_parent(tmp_path: Path) -> None:
     result = walk(StateDir(tmp_path), never, num_rounds=0)
     assert (result.checkpoint, result.rounds, result.stopped) == (SFT, (), "")
 
 
-def test_rising_success_gives_a_chain_of_checkpoints_and_the_newest_counts(tmp_path: Path) -> None:
+def test_rising_success_gives_a_chain_of_checkpoints_and_the_newest_is_the_result(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     rounds = FakeRounds(state, [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, None]])
     result = walk(state, rounds, num_rounds=3)
@@ -105,7 +105,7 @@ def test_rising_success_gives_a_chain_of_checkpoints_and_the_newest_counts(tmp_p
     assert result.checkpoint.parent_id == result.rounds[1].round_id
 
 
-def test_a_fall_stops_it_and_the_best_measured_checkpoint_counts(tmp_path: Path) -> None:
+def test_a_fall_in_success_stops_the_flywheel_and_the_best_measured_checkpoint_is_the_result(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     rounds = FakeRounds(state, [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]])
     result = walk(state, rounds, num_rounds=4)
@@ -115,12 +115,12 @@ def test_a_fall_stops_it_and_the_best_measured_checkpoint_counts(tmp_path: Path)
     assert result.stopped.startswith("round 3 was the last: the success rate went from 50.0% to 25.0%; ")
 
 
-def test_a_first_round_that_only_harmed_leaves_the_parent(tmp_path: Path) -> None:
+def test_a_first_round_that_lowers_success_returns_the_parent(tmp_path: Path) -> None:
     result = walk(StateDir(tmp_path), FakeRounds(StateDir(tmp_path), [[1, 1, 0, 0], [1, 0, 0, 0]]), num_rounds=3)
     assert result.checkpoint == SFT
 
 
-def test_a_gain_that_is_too_small_stops_it(tmp_path: Path) -> None:
+def test_a_gain_that_is_too_small_stops_the_flywheel(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     rounds = FakeRounds(state, [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]], min_gain=0.25)
     result = walk(state, rounds, num_rounds=3, min_gain=0.25)
@@ -131,13 +131,15 @@ def test_a_gain_that_is_too_small_stops_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rewards", "why"), [([0.4, 0, 0], "no new data to train on"), ([None, None], "2 episodes was graded")]
 )
-def test_a_round_without_a_success_stops_it_whatever_the_shaped_reward(rewards: list, why: str, tmp_path: Path) -> None:
+def test_a_round_without_a_success_stops_the_flywheel_even_with_a_high_shaped_reward(
+    rewards: list, why: str, tmp_path: Path
+) -> None:
     result = walk(StateDir(tmp_path), FakeRounds(StateDir(tmp_path), [rewards]), num_rounds=3)
     assert result.checkpoint == SFT
     assert why in result.stopped
 
 
-def test_finished_rounds_are_found_again_and_a_longer_flywheel_goes_on(tmp_path: Path) -> None:
+def test_finished_rounds_are_found_again_and_a_longer_flywheel_continues_after_them(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     first = walk(state, FakeRounds(state, [[1, 0, 0, 0], [1, 1, 0, 0]]), num_rounds=2)
     assert walk(state, never, num_rounds=2) == first
@@ -147,13 +149,13 @@ def test_finished_rounds_are_found_again_and_a_longer_flywheel_goes_on(tmp_path:
     assert result.rounds[:2] == first.rounds
 
 
-def test_a_stopped_flywheel_runs_nothing_when_it_is_asked_again(tmp_path: Path) -> None:
+def test_a_stopped_flywheel_runs_nothing_when_it_is_started_again(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     first = walk(state, FakeRounds(state, [[1, 0], [0, 0]]), num_rounds=5)
     assert walk(state, never, num_rounds=5) == first
 
 
-def test_a_spent_budget_ends_it_before_the_next_round_which_is_run_another_time(tmp_path: Path) -> None:
+def test_a_spent_budget_ends_the_flywheel_before_the_next_round_which_a_later_run_executes(tmp_path: Path) -> None:
     state, settings = StateDir(tmp_path), recipe(num_rounds=2)
     rounds = FakeRounds(state, [[1, 0, 0, 0], [1, 1, 0, 0]])
 
@@ -181,7 +183,7 @@ def test_a_round_killed_before_its_checkpoint_is_run_again(written: str, tmp_pat
     assert rounds.ran == [1]
 
 
-def test_faults_stand_outside_the_success_rate(tmp_path: Path) -> None:
+def test_faults_do_not_count_in_the_success_rate(tmp_path: Path) -> None:
     write_groups(StateDir(tmp_path), "flywheel-x", [1.0, 0.5, 0.4, None])
     measured = read_measurement(StateDir(tmp_path), "flywheel-x", threshold=0.5)
     assert measured == Measurement(num_valid=3, num_kept=2, num_episodes=4)

@@ -1,4 +1,4 @@
-"""A flywheel's round before its training: the tasks it takes, what it keeps, what a killed one need not run again."""
+"""A flywheel's round before its training: the tasks it takes, what it keeps, and what is not run again after a kill."""
 
 import asyncio
 from pathlib import Path
@@ -51,7 +51,7 @@ def ended(plan: EpisodePlan, reward: Reward | None) -> Episode:
 
 
 class Desktops:
-    """Runs every episode to a failure, but those it was told to a fault."""
+    """Ends every episode with a failure, and those named in `faults` with a fault."""
 
     def __init__(self, *faults: str) -> None:
         self.ran: list[str] = []
@@ -64,10 +64,10 @@ class Desktops:
 
 
 async def roll_out(store: TrajectoryStore, desktops: Desktops, *, is_over: bool = False) -> list[str]:
-    told: list[Episode] = []
+    reported: list[Episode] = []
     known = known_episodes(store, PLANNED, is_over=is_over)
-    groups = await gather_groups(PLANNED, remembering(known, store, told.append, run_one=desktops))
-    assert len(told) == 4
+    groups = await gather_groups(PLANNED, remembering(known, store, reported.append, run_one=desktops))
+    assert len(reported) == 4
     return [episode.episode_id for group in groups for episode in group.episodes]
 
 
@@ -110,13 +110,13 @@ def test_raw_task_reward_alone_decides_what_is_kept() -> None:
 
 
 @pytest.mark.parametrize("rewards", [[None, None], [Reward(task=0.0)]])
-def test_a_group_without_a_success_says_that_nothing_of_it_was_kept(rewards: list[Any]) -> None:
+def test_a_group_without_a_success_is_not_kept_and_has_the_reason(rewards: list[Any]) -> None:
     judged = judge_group(group(*rewards), 0.5)
     assert judged.status is GroupStatus.NOT_KEPT
     assert judged.reason == "no episode reached a raw task reward of 0.5"
 
 
-def test_rewards_are_told_with_their_parts_as_many_as_the_recipe_says() -> None:
+def test_rewards_are_printed_with_their_parts_up_to_the_number_in_the_recipe() -> None:
     reward = Reward(task=1.0, partial=0.25, penalty=0.1, shaped=0.975, parts={"efficiency": 0.5})
     groups = [group(None, reward), group(reward)]
     (line,) = reward_lines(groups, limit=1)

@@ -1,4 +1,4 @@
-"""When the champion is trained further: enough new successes or other data, and not in vain again and again."""
+"""When the champion is trained further: after enough new successes or on other data, and not repeatedly in vain."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ def new_data(*, verified: int = 0, rolled_out: int = 0, by_retrainings: int = 0,
 
 
 def history(*champions: str) -> list[Retraining]:
-    """The newest first."""
+    """One re-training of each of these champions, the newest first."""
     return [
         Retraining(run_id=f"run-{number}", champion_id=champion, began_at=MADE_AT + number)
         for number, champion in reversed(list(enumerate(reversed(champions), start=1)))
@@ -37,24 +37,24 @@ def asked(*champions: str, is_scheduled: bool = False, **what: Any) -> Decision:
 @pytest.mark.parametrize(
     "what", [{"verified": 10}, {"rolled_out": 10}, {"verified": 4, "rolled_out": 3, "by_retrainings": 3}]
 )
-def test_enough_new_successes_of_whatever_kind_make_it_due(what: dict[str, int]) -> None:
+def test_enough_new_successes_of_any_kind_make_a_re_training_due(what: dict[str, int]) -> None:
     assert asked(**what) == Decision(is_due=True, reason="10 of 10 new successes")
 
 
-def test_too_few_new_successes_wait_but_not_for_a_schedule() -> None:
+def test_too_few_new_successes_delay_a_re_training_unless_it_is_scheduled() -> None:
     waiting = asked(verified=4, rolled_out=5)
     assert not waiting.is_due
     assert "9 of 10 new successes" in waiting.reason
     assert asked(verified=4, rolled_out=5, is_scheduled=True).is_due
 
 
-def test_other_data_make_it_due_without_a_success() -> None:
+def test_other_data_make_a_re_training_due_without_a_success() -> None:
     assert asked(is_data_new=True).is_due
 
 
 @pytest.mark.parametrize("is_scheduled", [True, False])
 @pytest.mark.parametrize("champions", [("x", "x"), ("x", "x", "x", "w"), ("x", "by hand", "x")])
-def test_after_re_trainings_in_vain_only_new_data_begin_another(champions: tuple[str, ...], is_scheduled: bool) -> None:
+def test_after_re_trainings_in_vain_only_new_data_start_another(champions: tuple[str, ...], is_scheduled: bool) -> None:
     stopped = asked(*champions, by_retrainings=500, rolled_out=9, is_scheduled=is_scheduled)
     assert not stopped.is_due
     assert "brought no new champion" in stopped.reason
@@ -63,25 +63,25 @@ def test_after_re_trainings_in_vain_only_new_data_begin_another(champions: tuple
 
 
 @pytest.mark.parametrize("champions", [(), ("x",), ("w", "w", "w"), ("x", "w", "w")])
-def test_a_champion_that_a_re_training_brought_begins_anew(champions: tuple[str, ...]) -> None:
+def test_re_trainings_of_earlier_champions_do_not_count_as_in_vain(champions: tuple[str, ...]) -> None:
     assert asked(*champions, by_retrainings=10).is_due
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> StateDir:
-    """With a champion x that was made at MADE_AT."""
+    """A state with a champion x that was made at MADE_AT."""
     state = StateDir(tmp_path)
     lay_down(state, make_checkpoint("x"))
     os.utime(state.checkpoints / "x" / CARD, (MADE_AT, MADE_AT))
     return state
 
 
-def test_news_begin_with_the_last_re_training_or_else_with_the_champion(state: StateDir) -> None:
+def test_new_data_count_from_the_last_re_training_or_else_from_the_champion(state: StateDir) -> None:
     assert last_look(state, "x", []) == MADE_AT
     assert last_look(state, "x", history("w", "x")) == MADE_AT + 2
 
 
-def test_news_are_graded_successes_of_training_and_demonstrations_that_were_first_verified_since(
+def test_new_data_are_graded_training_successes_and_demonstrations_that_were_first_verified_since(
     state: StateDir,
 ) -> None:
     def played(name: str, reward: float | None, at: float, *, run: str = "", **changes: Any) -> None:

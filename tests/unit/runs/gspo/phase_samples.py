@@ -1,4 +1,4 @@
-"""A GSPO phase whose engine and trainer take a line each; its weights are a digest of all that it was trained on."""
+"""A GSPO phase with a minimal engine and trainer; its weights are a digest of all that it was trained on."""
 
 import asyncio
 import itertools
@@ -50,12 +50,12 @@ STAGE = "gspo_phase1-test"
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """Raised where the process is killed."""
 
 
 @dataclass
 class Fuse:
-    """Kills, or raises another error, at the nth time that somebody passes a place."""
+    """Kills the process, or raises another error, the nth time that a place is passed."""
 
     place: str = ""
     count: int = 0
@@ -91,8 +91,8 @@ class ChainTrainer:
             trajectories = (*trajectories, *canaries)
             self.num_late += 1
         self.seen.append((self.num_updates, trajectories))
-        told = [(one.trajectory_id, round(one.advantage, 6), one.policy_versions) for one in trajectories]
-        self.weights_digest = digest_json([self.weights_digest, told])
+        reported = [(one.trajectory_id, round(one.advantage, 6), one.policy_versions) for one in trajectories]
+        self.weights_digest = digest_json([self.weights_digest, reported])
         self.num_updates += 1
         return {"loss": 0.0}
 
@@ -116,8 +116,8 @@ Faults = Callable[[int], Outcome | None]
 
 
 class ChainEngine:
-    """Episodes that depend on seed and weights alone, but for faults; each takes the configured time. New weights take
-    at most `handover_s` to arrive, and no longer than until the update that trains them has begun."""
+    """Episodes depend on seed and weights alone, except for faults; each takes the configured time. New weights take at
+    most `handover_s` to arrive, and arrive at the latest once the update that trains them has started."""
 
     def __init__(self, trainer: ChainTrainer, fuse: Fuse, faults: Faults, *, handover_s: float = 0.0) -> None:
         self.version, self.weights = trainer.num_updates, trainer.weights_digest
@@ -234,7 +234,7 @@ class Ran:
 
     @property
     def metrics(self) -> dict[int, Mapping[str, float]]:
-        """By update, what was reported last."""
+        """The metrics that were reported last, by update."""
         return {one.update: one.metrics for one in self.reported if isinstance(one, Metrics)}
 
     @property
@@ -251,7 +251,7 @@ def run_phase(
     handover_s: float = 0.0,
     fails: type[BaseException] | None = None,
 ) -> Ran:
-    """A process of its own, as far as the phase can tell: begins at what is on disk, and may be killed or fail."""
+    """Runs the phase as a process of its own would: starts from what is on disk, and may be killed or fail."""
     fuse = fuse or Fuse()
     point = resume_point(job)
     trainer: Any = ChainTrainer(point.folder, point.num_updates, fuse)
@@ -288,7 +288,7 @@ def run_phase(
 
 
 def recorded(job: GspoJob) -> dict[str, list[Episode]]:
-    """What the store holds and counts, by part."""
+    """The training episodes that the store counts, by part."""
     store = TrajectoryStore(job.state)
     found = store.read_parts(store.existing_parts("episodes"))
     counted = {

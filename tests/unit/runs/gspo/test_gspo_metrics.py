@@ -1,4 +1,4 @@
-"""What Prometheus sees of a GSPO phase that runs."""
+"""The metrics that Prometheus reads from a running GSPO phase."""
 
 from pathlib import Path
 from typing import Any

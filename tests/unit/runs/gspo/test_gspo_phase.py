@@ -1,5 +1,5 @@
-"""A GSPO phase whose episodes and trainer are told in a line each: synchronous, a kill anywhere changes nothing of what
-is learned and recorded; asynchronous, nothing is lost, counted twice or older than it may be."""
+"""A GSPO phase with minimal episodes and a minimal trainer: in synchronous mode, a kill anywhere changes nothing that
+is learned and recorded; in asynchronous mode, nothing is lost, counted twice or older than it may be."""
 
 import time
 from collections import Counter
@@ -35,7 +35,7 @@ PLACES = [("episode", 1), ("episode", 13), ("write", 2), ("written", 3), ("updat
 
 @pytest.mark.parametrize(("place", "count"), PLACES)
 @pytest.mark.parametrize("save_every", [1, 3])
-def test_synchronous_a_kill_changes_nothing_of_what_is_learned_and_recorded(
+def test_in_synchronous_mode_a_kill_changes_nothing_that_is_learned_and_recorded(
     tmp_path: Path, processor: Any, place: str, count: int, save_every: int
 ) -> None:
     if save_every > 1 and place in ("save", "saved"):
@@ -60,7 +60,7 @@ def test_synchronous_a_kill_changes_nothing_of_what_is_learned_and_recorded(
 
 @pytest.mark.parametrize("handover_s", [0.0, 0.02])
 @pytest.mark.parametrize(("place", "count"), [*PLACES, ("handover", 2)])
-def test_asynchronous_a_kill_loses_no_group_and_counts_none_twice(
+def test_in_asynchronous_mode_a_kill_loses_no_group_and_counts_none_twice(
     tmp_path: Path, processor: Any, place: str, count: int, handover_s: float
 ) -> None:
     job = job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=1))
@@ -82,7 +82,7 @@ def test_asynchronous_a_kill_loses_no_group_and_counts_none_twice(
 @pytest.mark.parametrize(
     ("max_staleness", "handover_s"), [(0, 0.0), (0, 0.05), (1, 0.0), (1, 20.0), (3, 0.0), (3, 20.0)]
 )
-def test_every_update_holds_a_token_of_its_own_weights_to_compare(
+def test_every_update_has_a_token_sampled_from_its_own_weights_to_compare(
     tmp_path: Path, processor: Any, max_staleness: int, handover_s: float
 ) -> None:
     job = job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=max_staleness))
@@ -116,9 +116,7 @@ def test_weights_that_do_not_arrive_end_the_phase(tmp_path: Path, processor: Any
     assert ran.trainer.num_updates == 2, "nothing was trained that could not be compared"
 
 
-def test_what_was_recorded_beyond_the_checkpoint_counts_no_more_before_anything_is_rolled_out(
-    tmp_path: Path, processor: Any
-) -> None:
+def test_records_beyond_the_checkpoint_are_superseded_before_any_new_rollout(tmp_path: Path, processor: Any) -> None:
     recipe = recipe_of(mode="asynchronous")
     recipe = recipe.model_copy(update={"trainer": recipe.trainer.model_copy(update={"save_every": 2})})
     job = job_of(tmp_path, recipe)
@@ -142,7 +140,7 @@ def test_what_was_recorded_beyond_the_checkpoint_counts_no_more_before_anything_
     assert steps == [(sum(len(one.steps) for one in lost),)]
 
 
-def test_superseding_again_after_a_kill_in_its_middle_keeps_one_copy(tmp_path: Path, processor: Any) -> None:
+def test_superseding_that_was_killed_and_runs_again_keeps_one_copy(tmp_path: Path, processor: Any) -> None:
     job = job_of(tmp_path, recipe_of(mode="asynchronous"))
     run_phase(job, processor, Fuse("update", 2), fails=Killed)
     part = f"{STAGE}-u0001"
@@ -166,7 +164,7 @@ def test_superseding_again_after_a_kill_in_its_middle_keeps_one_copy(tmp_path: P
         assert rows_of(job, f"SELECT episode_id {strays}") == []
 
 
-def test_superseded_episodes_whose_groups_were_never_recorded_name_none(tmp_path: Path, processor: Any) -> None:
+def test_superseded_episodes_whose_groups_were_never_recorded_name_no_group(tmp_path: Path, processor: Any) -> None:
     job = job_of(tmp_path, recipe_of(mode="asynchronous"))
     run_phase(job, processor, Fuse("write", 2), fails=Killed)
     supersede(TrajectoryStore(job.state), STAGE, 1)
@@ -186,7 +184,7 @@ SPENT = {
 
 @pytest.mark.parametrize("key", SPENT)
 @pytest.mark.parametrize("save_every", [1, 3])
-def test_a_spent_budget_leaves_a_milestone_and_a_phase_that_goes_on_to_the_same_end(
+def test_a_spent_budget_leaves_a_milestone_and_the_phase_can_continue_to_the_same_result(
     tmp_path: Path, processor: Any, key: str, save_every: int
 ) -> None:
     recipe = recipe_of()
@@ -208,13 +206,17 @@ def test_a_spent_budget_leaves_a_milestone_and_a_phase_that_goes_on_to_the_same_
     assert without_times(recorded(limited)) == without_times(recorded(straight))
 
 
-def test_a_budget_is_asked_after_each_update_and_counts_what_all_of_them_took(tmp_path: Path, processor: Any) -> None:
+def test_a_budget_is_checked_after_each_update_and_counts_the_episodes_of_all_updates(
+    tmp_path: Path, processor: Any
+) -> None:
     job = job_of(tmp_path, recipe_of())
     stopped = run_phase(job.model_copy(update={"budget": Budget(episodes=4 * TASKS_PER_UPDATE + 1)}), processor)
     assert sorted(stopped.metrics) == [1, 2]
 
 
-def test_asynchronous_a_spent_budget_loses_no_group_and_counts_none_twice(tmp_path: Path, processor: Any) -> None:
+def test_in_asynchronous_mode_a_spent_budget_loses_no_group_and_counts_none_twice(
+    tmp_path: Path, processor: Any
+) -> None:
     job = job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=1))
     run_phase(job.model_copy(update={"budget": Budget(episodes=1)}), processor)
     assert set(recorded(job)) == {f"{STAGE}-u0000"}
@@ -224,7 +226,7 @@ def test_asynchronous_a_spent_budget_loses_no_group_and_counts_none_twice(tmp_pa
     assert set(Counter(one.episode_id for episodes in found.values() for one in episodes).values()) == {1}
 
 
-def test_figures_of_an_update_name_every_fate_and_every_busy_share(tmp_path: Path, processor: Any) -> None:
+def test_figures_of_an_update_include_every_fate_of_groups_and_every_busy_share(tmp_path: Path, processor: Any) -> None:
     ran = run_phase(job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=2)), processor)
     assert sorted(ran.metrics) == [1, 2, 3, 4]
     for figures in ran.metrics.values():
@@ -249,7 +251,7 @@ def test_an_engine_or_desktops_that_are_down_end_the_phase_in_one_sentence(
     assert recorded(job) == {}
 
 
-def test_a_phase_of_nothing_but_slow_answers_trains_nothing_and_says_why_in_the_record(
+def test_a_phase_in_which_every_episode_times_out_trains_nothing_and_records_the_reason(
     tmp_path: Path, processor: Any
 ) -> None:
     job = job_of(tmp_path, recipe_of(max_resamples=0, max_fault_share=1.0))

@@ -34,31 +34,31 @@ def names(state: StateDir, recipe: Recipe) -> str:
     return "".join(task.task_id for task in load_gspo_tasks(state, recipe))
 
 
-def test_all_of_them_by_default(state: StateDir) -> None:
+def test_gspo_runs_all_tasks_by_default(state: StateDir) -> None:
     assert names(state, recipe_of("sft.task_share=0.5")) == NAMES
 
 
-def test_or_those_that_sft_left_whatever_seed_chose_its_share(state: StateDir) -> None:
+def test_gspo_can_run_the_tasks_that_sft_left_with_any_seed_of_its_share(state: StateDir) -> None:
     drawn = {names(state, recipe_of(LEFT, "sft.task_share=0.5", f"sft.seed={seed}")) for seed in range(6)}
     assert {len(left) for left in drawn} == {4}
     assert len(drawn) > 1
 
 
-def test_a_demonstration_that_sft_does_not_take_counts_for_nothing(state: StateDir) -> None:
+def test_a_demonstration_that_sft_does_not_take_does_not_exclude_its_task(state: StateDir) -> None:
     rewards = {name: 0.2 if name in "ab" else 1.0 for name in NAMES}
     write_rows(state, *(make_row(name, name, reward=reward) for name, reward in rewards.items()))
-    # SFT chooses among the six tasks with a success: three, and five are left.
+    # SFT chooses three of the six tasks with a success, and five tasks are left.
     left = names(state, recipe_of(LEFT, "sft.task_share=0.5"))
     assert len(left) == 5
     assert {"a", "b"} < set(left)
 
 
-def test_where_sft_leaves_none_the_error_says_what_to_change(state: StateDir) -> None:
+def test_if_sft_leaves_no_tasks_the_error_says_what_to_change(state: StateDir) -> None:
     with pytest.raises(TableError, match=r"8 training tasks, which leaves none for GSPO: set sft\.task_share below 1"):
         load_gspo_tasks(state, recipe_of(LEFT))
 
 
-def test_what_sft_takes_is_part_of_the_data_only_where_it_decides_the_tasks(state: StateDir) -> None:
+def test_the_share_of_sft_is_in_the_data_digest_only_if_it_decides_the_tasks(state: StateDir) -> None:
     def digests(*settings: str) -> int:
         shares = (0.25, 0.5)
         return len({gspo_data_digest(state, recipe_of(*settings, f"sft.task_share={share}")) for share in shares})

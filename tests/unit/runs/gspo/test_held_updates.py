@@ -61,7 +61,7 @@ def test_an_update_of_faults_is_held_and_then_trains_what_it_would_have_trained_
     assert ran.trainer.weights_digest == whole.trainer.weights_digest
     assert [update for update, _ in ran.trainer.seen] == list(range(NUM_UPDATES))
     assert without_times(unheld(recorded(disturbed))) == without_times(recorded(straight))
-    held = {name: told for name, told in groups_of(disturbed).items() if told[0] == "held"}
+    held = {name: reported for name, reported in groups_of(disturbed).items() if reported[0] == "held"}
     assert set(held) == {f"{STAGE}-u0001-g{index:02d}-held-1-1" for index in range(TASKS_PER_UPDATE)}
     (reason,) = {reason for _, reason in held.values()}
     assert reason == (
@@ -71,17 +71,17 @@ def test_an_update_of_faults_is_held_and_then_trains_what_it_would_have_trained_
     ids = [one.episode_id for one in recorded(disturbed)[f"{STAGE}-u0001"]]
     assert len(ids) == len(set(ids))
     assert f"{STAGE}-u0001-g00-held-1-1-s00-r1" in ids
-    told = [one.metrics for one in ran.reported if isinstance(one, Metrics) and one.update == 2]
-    assert [one["is_held"] for one in told] == [1, 0]
-    assert [one["is_held_by_faults"] for one in told] == [1, 0]
-    assert [one["fault_share"] for one in told] == [1, 0]
-    assert (told[0]["num_held_groups"], told[1]["num_held_tries"]) == (TASKS_PER_UPDATE, 1)
+    reported = [one.metrics for one in ran.reported if isinstance(one, Metrics) and one.update == 2]
+    assert [one["is_held"] for one in reported] == [1, 0]
+    assert [one["is_held_by_faults"] for one in reported] == [1, 0]
+    assert [one["fault_share"] for one in reported] == [1, 0]
+    assert (reported[0]["num_held_groups"], reported[1]["num_held_tries"]) == (TASKS_PER_UPDATE, 1)
     (warning,) = ran.warnings
     assert warning.startswith("update 2 is held: 16 of 16 episodes ended in faults")
     assert warning.endswith("run again in 0 s (held 1 of 3 times)")
 
 
-def test_an_outage_that_goes_on_ends_training_with_the_commonest_fault_and_leaves_the_weights(
+def test_a_lasting_outage_ends_training_with_the_most_common_fault_and_leaves_the_weights_unchanged(
     tmp_path: Path, processor: Any
 ) -> None:
     recipe = recipe_of(held_pause_s=0, max_held_updates=2)
@@ -126,7 +126,7 @@ def test_a_storm_of_failed_resets_costs_a_bounded_number_of_episodes(tmp_path: P
 
 
 @pytest.mark.parametrize(("place", "count"), [("episode", 20), ("write", 2), ("written", 2), ("episode", 30)])
-def test_a_kill_around_a_held_update_changes_nothing_of_what_is_learned(
+def test_a_kill_around_a_held_update_changes_nothing_that_is_learned(
     tmp_path: Path, processor: Any, place: str, count: int
 ) -> None:
     recipe = recipe_of(held_pause_s=0)
@@ -140,7 +140,7 @@ def test_a_kill_around_a_held_update_changes_nothing_of_what_is_learned(
     assert without_times(unheld(recorded(killed))) == without_times(recorded(straight))
 
 
-def test_asynchronous_a_held_update_goes_on_with_new_rollouts_and_counts_none_twice(
+def test_in_asynchronous_mode_a_held_update_continues_with_new_rollouts_and_counts_none_twice(
     tmp_path: Path, processor: Any
 ) -> None:
     job = job_of(tmp_path, recipe_of(mode="asynchronous", max_staleness=2, held_pause_s=0, max_held_updates=5))
@@ -160,11 +160,11 @@ def test_asynchronous_a_held_update_goes_on_with_new_rollouts_and_counts_none_tw
 
 
 @pytest.mark.parametrize(("max_fault_share", "is_held"), [(0.49, 1.0), (0.5, 0.0), (1.0, 0.0)])
-def test_an_update_is_held_only_beyond_the_share(
+def test_an_update_is_held_only_above_the_maximum_share_of_faults(
     tmp_path: Path, processor: Any, max_fault_share: float, is_held: float
 ) -> None:
     recipe = recipe_of(max_fault_share=max_fault_share, held_pause_s=0, max_concurrent_episodes=1)
-    # Two of a group of four: none is resampled.
+    # Two faults in a group of four: no episode is resampled.
     ran = run_phase(
         job_of(tmp_path, recipe), processor, faults=lambda number: Outcome.TIMEOUT if number in (0, 2, 5, 7) else None
     )
@@ -172,7 +172,7 @@ def test_an_update_is_held_only_beyond_the_share(
     assert (first["is_held"], first["fault_share"]) == (is_held, 0.5)
 
 
-def test_what_held_tries_took_counts_in_the_budget(tmp_path: Path, processor: Any) -> None:
+def test_episodes_of_held_tries_count_in_the_budget(tmp_path: Path, processor: Any) -> None:
     job = job_of(tmp_path, recipe_of(held_pause_s=0))
     budget = Budget(episodes=PER_UPDATE + 1)
     job = job.model_copy(update={"budget": budget})

@@ -44,7 +44,7 @@ class Trainer:
             self.send_weights(consume)
 
 
-async def test_weights_are_sent_between_passes_and_after_the_canaries_no_more() -> None:
+async def test_weights_are_sent_between_passes_and_no_longer_after_the_canaries() -> None:
     trainer: Any = Trainer()
     canaries: asyncio.Future[Sequence[Trajectory]] = asyncio.get_running_loop().create_future()
     received: list[Any] = []
@@ -89,7 +89,7 @@ async def test_a_transfer_that_fails_ends_the_update_with_its_error() -> None:
     assert trainer.num_updates == 3
 
 
-async def test_a_cancelled_update_ends_and_so_does_who_waits_for_it() -> None:
+async def test_a_cancelled_update_ends_and_a_send_that_waits_for_it_fails() -> None:
     trainer: Any = Trainer()
     never: asyncio.Future[Sequence[Trajectory]] = asyncio.get_running_loop().create_future()
     with TrainerThread() as thread:
@@ -106,7 +106,7 @@ async def test_a_cancelled_update_ends_and_so_does_who_waits_for_it() -> None:
     assert trainer.num_updates == 3, "no step was taken"
 
 
-async def test_an_update_does_not_wait_for_its_weights_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_update_whose_weights_do_not_arrive_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_thread, "ARRIVAL_TIMEOUT_S", 0.05)
     trainer: Any = Trainer()
     trainer.passes.release()

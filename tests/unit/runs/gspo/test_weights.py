@@ -1,4 +1,4 @@
-"""How weights get from the trainer to what samples: no copy too many, no folder left, no engine without the newest."""
+"""How weights get from the trainer to the engine: no copy too many, no folder left, no engine without the newest."""
 
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from osworld_pipeline.runs.gspo.weights import Handover, InMemory, InPlace, Thro
 
 
 class Recorder:
-    """An engine that notes what it is given."""
+    """An engine that records what it is given."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, int]] = []
@@ -49,7 +49,7 @@ def folders(parent: Path) -> list[str]:
     return sorted(path.name for path in parent.iterdir())
 
 
-async def test_a_shared_model_is_only_marked_and_a_copy_gets_the_weights() -> None:
+async def test_a_shared_model_is_only_marked_as_updated_and_a_copy_gets_the_weights() -> None:
     engine = Recorder()
     assert await hand_over(InPlace(engine), 3) == 0, "nothing leaves the process"
 
@@ -72,7 +72,9 @@ async def test_a_folder_stays_until_the_next_one_is_loaded(tmp_path: Path) -> No
     assert engine.calls == [("weights-0001", 1), ("weights-0002", 2)]
 
 
-async def test_the_bytes_of_whole_weights_and_of_an_adapter_are_those_that_were_written(tmp_path: Path) -> None:
+async def test_the_reported_bytes_of_whole_weights_and_of_an_adapter_are_those_that_were_written(
+    tmp_path: Path,
+) -> None:
     def write(folder: Path) -> None:
         (folder / FOLDER).mkdir(parents=True)
         make_folder(folder / "else")
@@ -86,7 +88,7 @@ async def test_the_bytes_of_whole_weights_and_of_an_adapter_are_those_that_were_
     assert await hand_over(ThroughFolder(Recorder().load, save_tensors, tmp_path), 1) == 58
 
 
-async def test_weights_that_an_engine_refuses_end_the_run_and_those_before_them_stay(tmp_path: Path) -> None:
+async def test_weights_that_an_engine_refuses_end_the_run_and_the_previous_weights_stay(tmp_path: Path) -> None:
     engine = Recorder()
     handover = ThroughFolder(engine.load, save, tmp_path)
     await hand_over(handover, 1)

@@ -1,4 +1,4 @@
-"""Jobs, messages and signs of life between a launcher and its program, through a folder."""
+"""Jobs, messages and heartbeats between a launcher and its program, through a folder."""
 
 import stat
 import threading
@@ -23,7 +23,7 @@ from osworld_pipeline.runs.launch.mailbox import (
 from osworld_pipeline.runs.messages import Info, Progress
 
 
-def test_a_job_is_for_this_user_alone_and_gone_once_read(tmp_path: Path):
+def test_a_job_is_readable_by_this_user_alone_and_is_removed_once_read(tmp_path: Path):
     mailbox = Mailbox(tmp_path)
     mailbox.put_job({"token": "hush"})
     assert stat.S_IMODE((tmp_path / "job.json").stat().st_mode) == 0o600
@@ -31,7 +31,7 @@ def test_a_job_is_for_this_user_alone_and_gone_once_read(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_that_is_not_there_is_one_sentence(tmp_path: Path):
+def test_a_missing_job_is_one_clear_error(tmp_path: Path):
     with pytest.raises(StoreError, match="its launcher has ended"):
         Mailbox(tmp_path).take_job()
 
@@ -51,7 +51,7 @@ def numbered(number: int) -> Progress:
     return Progress(done=number, total=200)
 
 
-def test_what_was_read_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_messages_that_were_read_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mailboxes, "SEGMENT_BYTES", 100)
     mailbox = Mailbox(tmp_path)
     writer, reader = MessageWriter(mailbox), MessageReader(mailbox=mailbox)
@@ -64,7 +64,7 @@ def test_what_was_read_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert numbers == [numbered(number) for number in range(200)]
 
 
-def test_a_line_that_a_killed_writer_left_half_does_not_spoil_the_next_writer(tmp_path: Path):
+def test_an_incomplete_line_of_a_killed_writer_does_not_corrupt_the_lines_of_the_next_writer(tmp_path: Path):
     mailbox = Mailbox(tmp_path)
     reader = MessageReader(mailbox=mailbox)
     MessageWriter(mailbox).report(numbered(1))
@@ -75,7 +75,7 @@ def test_a_line_that_a_killed_writer_left_half_does_not_spoil_the_next_writer(tm
     assert reader.read() == [numbered(3)]
 
 
-def test_a_mailbox_whose_launcher_lives_is_no_orphan(tmp_path: Path):
+def test_a_mailbox_whose_launcher_is_alive_is_not_an_orphan(tmp_path: Path):
     state = StateDir(tmp_path)
     with open_mailbox(state, "living") as mailbox:
         assert orphaned_mailboxes(state) == []
@@ -96,7 +96,7 @@ def test_a_mailbox_whose_launcher_is_dead_is_an_orphan(tmp_path: Path):
     assert list(state.launches.iterdir()) == []
 
 
-def test_a_program_hears_that_it_is_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_program_receives_the_request_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mailboxes, "WATCH_EVERY_S", 0.01)
     mailbox = Mailbox(tmp_path)
     stopped, lost = threading.Event(), threading.Event()

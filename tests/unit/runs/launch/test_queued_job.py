@@ -1,4 +1,4 @@
-"""The entrypoint of a job of a queue: it obeys its launcher and outlives it by little."""
+"""The entrypoint of a queued job: it obeys its launcher and ends soon after it."""
 
 import os
 import subprocess
@@ -47,7 +47,7 @@ def messages_until_end(process: subprocess.Popen[bytes], mailbox: Mailbox) -> li
     return MessageReader(mailbox=mailbox).read()
 
 
-def test_a_job_begins_with_a_word_and_ends_with_its_result(tmp_path: Path):
+def test_the_first_message_of_a_job_is_that_it_started_and_the_last_is_its_result(tmp_path: Path):
     process, mailbox = start_job(tmp_path, {"act": "sum", "numbers": [1, 2]}, lost_after_s=60)
     messages = messages_until_end(process, mailbox)
     assert process.returncode == 0
@@ -75,7 +75,7 @@ def test_a_job_that_is_asked_to_stop_unwinds(tmp_path: Path):
     assert (tmp_path / "clean-0").exists()
 
 
-def test_a_job_whose_launcher_is_silent_unwinds_and_takes_the_mailbox_along(tmp_path: Path):
+def test_a_job_whose_launcher_is_silent_unwinds_and_removes_the_mailbox(tmp_path: Path):
     process, mailbox = start_job(tmp_path, {"act": "wait", "clean_up": str(tmp_path / "clean")}, lost_after_s=2)
     wait_until_begun(mailbox)
     process.wait(PATIENCE_S)
@@ -92,7 +92,7 @@ def test_a_job_that_another_start_has_taken_is_an_error(tmp_path: Path):
     assert b"there is no job" in again.stderr
 
 
-def test_a_job_whose_host_does_not_have_the_state_says_so(tmp_path: Path):
+def test_a_job_on_a_host_without_the_state_is_an_error_that_says_so(tmp_path: Path):
     (tmp_path / "there").mkdir()
     state = StateDir(tmp_path / "there")
     mailbox = Mailbox(mailbox_folder(state, "job"))

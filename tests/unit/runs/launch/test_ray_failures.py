@@ -20,7 +20,7 @@ def test_the_message_is_that_of_the_failed_rank():
     assert (message.message, message.retryable) == ("the loss is not finite", False)
 
 
-def test_a_rank_that_died_comes_before_those_that_missed_it():
+def test_a_rank_that_died_is_reported_before_ranks_that_lost_it():
     from ray.exceptions import ActorDiedError
 
     failures = {0: RankFailedError("rank 0 lost another rank", False), 1: ActorDiedError()}

@@ -16,7 +16,7 @@ from osworld_pipeline.runs.placement import RayResources
 
 
 class FakeRay:
-    """Knows what was submitted; a job runs until it is stopped."""
+    """Keeps the jobs that were submitted; a job runs until it is stopped."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, dict[str, Any]] = {}
@@ -50,7 +50,7 @@ class FakeRay:
                 self.wfile.write(data)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing is said."""
+                """Logs nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -96,24 +96,24 @@ def test_a_job_runs_until_it_is_stopped(ray: FakeRay):
     }
 
 
-def test_a_job_that_the_cluster_does_not_know_has_ended(ray: FakeRay):
+def test_a_job_that_is_unknown_to_the_cluster_counts_as_ended(ray: FakeRay):
     with jobs_of(ray.url) as jobs:
         assert jobs.status("b").has_ended
         assert jobs.stop("b", timeout_s=1)
 
 
-def test_a_refused_token_is_named_without_telling_it(ray: FakeRay):
+def test_a_refused_token_is_reported_without_its_value(ray: FakeRay):
     with jobs_of(ray.url, "wrong-9173") as jobs, pytest.raises(EnvServerError, match="refuses") as refusal:
         jobs.submit("a", "x.y", [])
     assert "wrong-9173" not in str(refusal.value)
 
 
-def test_a_refused_job_says_what_the_cluster_said(ray: FakeRay):
+def test_a_refused_job_is_reported_with_the_message_of_the_cluster(ray: FakeRay):
     with jobs_of(ray.url) as jobs, pytest.raises(EnvServerError, match="no space"):
         jobs.submit("a", "broken", [])
 
 
-def test_a_cluster_that_is_not_there_is_one_sentence():
+def test_an_unreachable_cluster_is_one_clear_error():
     with jobs_of("http://127.0.0.1:1", None) as jobs, pytest.raises(EnvServerError) as failure:
         jobs.status("a")
     assert "does not answer" in str(failure.value)

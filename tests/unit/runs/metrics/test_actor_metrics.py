@@ -24,7 +24,7 @@ from osworld_pipeline.wire.metrics_endpoint import TOKEN_VARIABLE, VARIABLE
 
 
 def endpoint_under(setting: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> Endpoint | None:
-    """Of the actors of a program with this setting."""
+    """The endpoint of the actors of a program with this setting."""
     monkeypatch.setenv(VARIABLE, setting)
     monkeypatch.delenv("RANK", raising=False)
     with observed_program("evaluate", {"state_root": str(root)}, lambda message: None):
@@ -87,7 +87,7 @@ def test_actors_of_one_node_share_a_range_and_leave_a_single_port_to_the_program
     assert single.address.ports == range(1)
 
 
-def test_playbacks_are_counted_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_playbacks_are_counted_under_the_label_playback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "0")
     monkeypatch.delenv("RANK", raising=False)
     with observed_program("verify_replay", {"state_root": str(tmp_path)}, lambda message: None):

@@ -1,4 +1,4 @@
-"""A program serves its metrics while it runs, if it is asked to, and runs also where they cannot be served."""
+"""A program serves its metrics while it runs, if the setting is there, and also runs where they cannot be served."""
 
 import socket
 from contextlib import closing
@@ -63,7 +63,7 @@ def test_metrics_are_served_while_the_program_runs_and_its_address_is_in_a_file(
     assert list(folder.iterdir()) == []
 
 
-def test_nothing_is_served_without_the_setting_and_by_further_ranks(
+def test_no_metrics_are_served_without_the_setting_or_by_further_ranks(
     job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)

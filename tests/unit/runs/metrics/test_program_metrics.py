@@ -44,7 +44,7 @@ def test_an_episode_is_counted_by_outcome_with_its_steps_tokens_and_times() -> N
     assert found["process_resident_memory_bytes"] > 0
 
 
-def test_an_update_has_its_own_names_and_the_others_are_metrics_by_name() -> None:
+def test_main_figures_of_an_update_have_their_own_metrics_and_the_others_share_one_metric() -> None:
     metrics = ProgramMetrics("train_gspo")
     reported = {
         "update_s": 2.0, "rollout_s": 5.0, "group_staleness_mean": 0.5, "group_staleness_max": 1.0, "handover_s": 0.3,
@@ -61,14 +61,14 @@ def test_an_update_has_its_own_names_and_the_others_are_metrics_by_name() -> Non
     assert [name for name in found if name.startswith("osworld_update_metric")] == ["osworld_update_metric loss"]
 
 
-def test_rollouts_before_a_training_are_no_update() -> None:
+def test_rollouts_before_a_training_do_not_count_as_an_update() -> None:
     metrics = ProgramMetrics("flywheel")
     metrics.on_message(Metrics(update=0, metrics={"flywheel_success_rate": 0.5}))
     found = figures(metrics)
     assert (found["osworld_updates"], found["osworld_update_metric flywheel_success_rate"]) == (0, 0.5)
 
 
-def test_progress_is_that_of_the_named_stage_or_of_the_program() -> None:
+def test_progress_has_the_label_of_its_stage_or_else_of_the_program() -> None:
     metrics = ProgramMetrics("evaluate")
     metrics.on_message(Progress(done=1, total=9))
     metrics.on_message(Progress(done=3, total=4, stage="evaluate sft"))

@@ -17,7 +17,7 @@ NAME = "training.json"
 
 
 def of_a_program() -> str:
-    """With a sample of each metric."""
+    """The metrics of a program, with a sample of each."""
     metrics = ProgramMetrics("train_gspo", checkpoint="c")
     metrics.on_episode(make_episode())
     metrics.on_message(Progress(done=1, total=2))
@@ -28,7 +28,7 @@ def of_a_program() -> str:
 
 
 async def of_a_server() -> str:
-    """A gateway after a request."""
+    """The metrics of a gateway after a request."""
 
     def readings() -> Iterator[Metric]:
         yield families.SANDBOXES.reading(1)
@@ -44,7 +44,7 @@ async def of_a_server() -> str:
     return metrics.text().decode()
 
 
-async def test_every_question_names_a_metric_and_labels_that_a_process_exports() -> None:
+async def test_every_query_of_the_dashboard_names_a_metric_and_labels_that_a_process_exports() -> None:
     check_questions(NAME, labels_in(of_a_program()) | labels_in(await of_a_server()))
 
 
@@ -60,5 +60,5 @@ async def test_every_declared_metric_is_exported_by_a_process() -> None:
     assert {name for name in declared if not name.startswith("env_server_")} <= exported
 
 
-def test_panels_lie_side_by_side_and_have_numbers_and_titles_of_their_own() -> None:
+def test_panels_do_not_overlap_and_have_numbers_and_titles_of_their_own() -> None:
     check_panels(NAME)

@@ -1,5 +1,5 @@
-"""An engine that samples something else than the checkpoint is refused before anything is spent, and what it does wrong
-is named; a healthy one passes in every precision."""
+"""An engine that does not sample from the checkpoint is refused before anything is spent, and its defect is named; a
+healthy one passes in every precision."""
 
 import math
 import time
@@ -35,13 +35,13 @@ def renderer(processor: Any) -> Renderer:
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    """Screens of 40 tokens, for the stub computes each of them anew at every token."""
+    """Screens of 40 tokens, because the stub computes each of them again at every token."""
     return load_recipe("smoke", settings=["agent.max_pixels=40960"])
 
 
 @pytest.fixture(scope="module")
 def make_model(tiny_folder: Path, renderer: Renderer) -> Make:
-    """The tiny checkpoint's model; of another seed it is another one of the same shape."""
+    """The tiny checkpoint's model; with a seed, another model of the same shape."""
 
     def make(*, dtype: str = "float32", seed: int | None = None, scale: float = SCALE) -> Any:
         model = load_model(tiny_folder, dtype=dtype, is_frozen=True)
@@ -83,7 +83,7 @@ async def test_a_healthy_engine_passes_in_each_precision(
 
 @pytest.mark.parametrize("reuse_kv_cache", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_the_transformers_engine_passes_in_seconds_and_keeps_nothing_of_it(
+async def test_the_transformers_engine_passes_in_seconds_and_keeps_nothing_of_the_probe(
     dtype: str, reuse_kv_cache: bool, make_model: Make, recipe: Recipe, renderer: Renderer
 ) -> None:
     model = make_model(dtype=dtype)
@@ -110,7 +110,7 @@ async def test_an_engine_with_a_known_defect_is_refused_by_name_in_seconds(
     assert time.process_time() - started < 10
 
 
-async def test_an_engine_with_other_weights_is_refused_as_such(
+async def test_an_engine_with_other_weights_is_refused_for_that_reason(
     make_model: Make, recipe: Recipe, renderer: Renderer
 ) -> None:
     for dtype, scale in (("float32", 1.0), ("bfloat16", SCALE)):
@@ -135,7 +135,7 @@ async def test_image_features_that_outlive_a_change_of_weights_are_named(
     await probe(engine, new, recipe, renderer)
 
 
-async def test_a_log_probability_that_is_no_number_is_never_taken_for_rounding(
+async def test_a_log_probability_that_is_not_a_number_never_counts_as_rounding(
     make_model: Make, recipe: Recipe, renderer: Renderer
 ) -> None:
     model = make_model()
@@ -167,7 +167,7 @@ async def test_each_server_is_probed_and_the_one_that_fails_is_named(
     assert set(good.forgotten) == {f"parity-probe:{case.name}" for case in parity_cases(recipe.agent, recipe.desktop)}
 
 
-async def test_a_recipe_without_screenshots_or_with_little_context_is_probed_with_what_it_can_hold(
+async def test_a_recipe_without_screenshots_or_with_little_context_is_probed_with_the_cases_that_fit(
     make_model: Make, renderer: Renderer
 ) -> None:
     model = make_model()
@@ -178,7 +178,7 @@ async def test_a_recipe_without_screenshots_or_with_little_context_is_probed_wit
         assert (engine.num_requests, report.num_tokens) == (num_requests, 8 * num_requests)
 
 
-async def test_a_model_that_has_no_room_on_the_accelerator_is_compared_on_the_cpu(
+async def test_a_model_that_does_not_fit_on_the_accelerator_is_compared_on_the_cpu(
     make_model: Make, recipe: Recipe, renderer: Renderer
 ) -> None:
     model = make_model()

@@ -1,4 +1,4 @@
-"""Rounding is distinguished from defects by size, by what images have in it, and by what imitating a defect leaves."""
+"""Rounding is distinguished from defects by size, by the effect of images, and by what imitating a defect leaves."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ NO_ROWS, LATER_UNSEEN = DEFECTS[0].name, "drops every image after the first turn
 
 @dataclass
 class FakeReference:
-    """Random logits for each sample, and others under a defect for the cases that it is known to change."""
+    """Random logits for each sample, and others under a defect for the cases that the defect is known to change."""
 
     dtype: torch.dtype
     moved: Mapping[str, float] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def sample_of(case: str, logprobs: tuple[float, ...] = ()) -> ParitySample:
 def finding_of(
     reference: FakeReference, *, noise: float, defect: str | None = None, shift: Mapping[str, float] | None = None
 ) -> Finding | None:
-    """Of an engine with this mean rounding, this defect, and these unknown differences by case."""
+    """The finding on an engine with this mean rounding, this defect, and these unknown differences by case."""
     rng = np.random.default_rng(3)
     samples = []
     for case in CASES:
@@ -80,7 +80,7 @@ def finding_of(
 
 
 @pytest.mark.parametrize(("dtype", "noise"), [(torch.float32, 2e-5), (torch.bfloat16, 3e-3), (torch.bfloat16, 0.03)])
-def test_rounding_of_the_size_that_engines_have_is_no_defect(dtype: torch.dtype, noise: float) -> None:
+def test_rounding_of_the_size_that_engines_have_is_not_a_defect(dtype: torch.dtype, noise: float) -> None:
     assert finding_of(FakeReference(dtype), noise=noise) is None
 
 
@@ -88,7 +88,7 @@ def test_rounding_of_the_size_that_engines_have_is_no_defect(dtype: torch.dtype,
     ("dtype", "noise", "moved"),
     [(torch.float32, 1e-6, 2e-3), (torch.bfloat16, 1e-3, 0.05), (torch.bfloat16, 0.02, 1.0)],
 )
-def test_a_known_defect_is_named_also_where_it_is_smaller_than_what_may_be_rounding(
+def test_a_known_defect_is_named_even_if_it_is_smaller_than_rounding_may_be(
     dtype: torch.dtype, noise: float, moved: float
 ) -> None:
     finding = finding_of(FakeReference(dtype, moved={NO_ROWS: moved}), noise=noise, defect=NO_ROWS)
@@ -98,7 +98,7 @@ def test_a_known_defect_is_named_also_where_it_is_smaller_than_what_may_be_round
     assert finding.left < 0.25 * finding.mean_diff
 
 
-def test_a_defect_of_some_samples_is_named_by_what_it_leaves_in_these() -> None:
+def test_a_defect_of_some_samples_is_named_by_the_difference_that_it_leaves_in_them() -> None:
     reference = FakeReference(torch.bfloat16, changes=lambda name, num: num > (1 if name == LATER_UNSEEN else 0))
     finding = finding_of(reference, noise=0.02, defect=LATER_UNSEEN)
     assert finding is not None
@@ -113,7 +113,7 @@ def test_a_defect_that_explains_half_of_the_samples_is_not_named() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_no_defect_explains_is_other_images_where_text_agrees_and_other_weights_where_it_does_not(
+def test_an_unexplained_difference_is_other_images_if_text_agrees_and_other_weights_if_not(
     dtype: torch.dtype,
 ) -> None:
     images = finding_of(FakeReference(dtype), noise=1e-6, shift=dict.fromkeys(CASES[1:], 0.3))
@@ -125,7 +125,7 @@ def test_what_no_defect_explains_is_other_images_where_text_agrees_and_other_wei
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-3), (torch.bfloat16, 0.1)])
-def test_one_sample_beyond_the_tolerance_is_enough(dtype: torch.dtype, limit: float) -> None:
+def test_one_sample_beyond_the_tolerance_is_enough_for_a_finding(dtype: torch.dtype, limit: float) -> None:
     assert finding_of(FakeReference(dtype), noise=0.0, shift={"two images": 0.9 * limit}) is None
     finding = finding_of(FakeReference(dtype), noise=0.0, shift={"two images": 1.1 * limit})
     assert finding is not None
@@ -133,6 +133,6 @@ def test_one_sample_beyond_the_tolerance_is_enough(dtype: torch.dtype, limit: fl
     assert finding.mean_diff == pytest.approx(1.1 * limit, rel=1e-3)
 
 
-def test_nothing_sampled_is_no_proof() -> None:
+def test_a_verdict_without_samples_is_an_error() -> None:
     with pytest.raises(ValueError, match="nothing was sampled"):
         judge([], FakeReference(torch.float32))  # pyright: ignore[reportArgumentType]

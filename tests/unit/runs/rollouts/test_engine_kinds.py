@@ -53,14 +53,14 @@ def other(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
         monkeypatch.setattr(module, "entry_points", lambda *, group: [point])
 
 
-def test_each_of_our_names_has_an_engine_and_another_name_is_refused_with_those_there_are() -> None:
+def test_each_of_our_names_has_an_engine_and_an_unknown_name_is_refused_with_the_known_ones() -> None:
     assert set(engine_kinds._OURS) == set(engine_names.OURS)
     with pytest.raises(ValidationError, match="no engine is named 'vlm'; there are: transformers, sglang, openai"):
         recipe_of("vlm")
 
 
 @pytest.mark.usefixtures("other")
-async def test_it_gets_its_options_and_the_checkpoint_and_is_probed(
+async def test_an_engine_of_another_distribution_gets_its_options_and_the_checkpoint_and_is_probed(
     tiny_folder: Path, processor: Any, tmp_path: Path
 ) -> None:
     recipe = recipe_of("other", size=3)
@@ -86,6 +86,6 @@ async def test_it_gets_its_options_and_the_checkpoint_and_is_probed(
     indirect=["other"],
 )
 @pytest.mark.usefixtures("other")
-def test_one_that_cannot_be_opened_is_named(error: type[Exception], message: str) -> None:
+def test_an_engine_that_cannot_be_opened_is_named(error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         open_engine(EngineRequest(recipe=recipe_of("other")))

@@ -1,4 +1,4 @@
-"""The name that a program has at env servers, and what it does with what is left under it."""
+"""The name that a program has at env servers, and what it does with episodes that are left over under it."""
 
 import os
 import signal
@@ -44,7 +44,7 @@ def test_purposes_states_and_copies_of_a_state_have_names_of_their_own(tmp_path:
             assert len({first, second, third, fourth}) == 4
 
 
-def test_who_comes_while_another_has_the_name_gets_one_for_itself_until_the_other_is_killed(tmp_path: Path) -> None:
+def test_a_program_gets_a_name_of_its_own_while_its_name_is_taken_until_the_holder_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
@@ -65,7 +65,7 @@ def test_a_name_that_cannot_be_held_is_one_clear_error(tmp_path: Path) -> None:
         pass
 
 
-async def test_what_lives_under_ones_own_name_is_closed_and_nothing_else() -> None:
+async def test_only_episodes_left_over_under_the_clients_own_name_are_closed() -> None:
     closed: list[tuple[str, bytes]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:

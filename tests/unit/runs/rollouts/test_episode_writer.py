@@ -45,7 +45,7 @@ async def until_writing() -> None:
     await asyncio.sleep(0.05)
 
 
-async def test_what_ends_during_a_write_is_written_together_and_is_stored_on_return(store: SlowStore) -> None:
+async def test_episodes_that_end_during_a_write_are_written_together_and_are_stored_on_return(store: SlowStore) -> None:
     writer = EpisodeWriter(store)
     first = started(writer, "e0")
     await until_writing()
@@ -61,7 +61,9 @@ async def test_what_ends_during_a_write_is_written_together_and_is_stored_on_ret
     assert store.existing_parts() == ["e0", "e1", "e2", "e3"]
 
 
-async def test_a_write_has_a_limit(store: SlowStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_has_at_most_the_maximum_number_of_episodes(
+    store: SlowStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(episode_writer, "MAX_EPISODES", 2)
     store.go_on.release(3)
     await asyncio.gather(*started(EpisodeWriter(store), "e0", "e1", "e2", "e3", "e4"))

@@ -1,4 +1,4 @@
-"""What a keeper runs is started, started again after its end, and given up when none can start."""
+"""A keeper starts its servers, restarts those that end, and gives up when none can start."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -143,7 +143,7 @@ async def test_servers_that_have_run_are_waited_for_even_if_they_fail_often() ->
     await keeper.close()
 
 
-async def test_a_start_is_settled_when_each_runs_or_has_failed() -> None:
+async def test_a_start_is_settled_when_each_server_runs_or_has_failed() -> None:
     machines = Machines(room=1)
     keeper = keeper_of(2, machines)
     await keeper.open()
@@ -157,7 +157,7 @@ async def test_a_start_is_settled_when_each_runs_or_has_failed() -> None:
     await keeper.close()
 
 
-async def test_a_defect_ends_the_wait_and_is_not_taken_for_a_full_cluster() -> None:
+async def test_a_defect_ends_the_wait_and_is_not_treated_as_a_full_cluster() -> None:
     async def start(number: int) -> Server:
         raise TypeError("a defect")
 
@@ -171,7 +171,7 @@ async def test_a_defect_ends_the_wait_and_is_not_taken_for_a_full_cluster() -> N
     await keeper.close()
 
 
-async def test_a_server_that_ends_soon_again_and_again_is_started_less_and_less_often(
+async def test_a_server_that_repeatedly_ends_soon_is_started_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(keeper_module, "FIRST_PAUSE_S", 1.0)

@@ -1,4 +1,4 @@
-"""What a recipe's rollouts need is refused before anything runs where it is not there."""
+"""If something that a recipe's rollouts need is missing, they are refused before anything runs."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def recipe_of(**sections: dict[str, Any]) -> Recipe:
 
 
 @pytest.mark.parametrize("dialect", ["slime", "pyautogui", "sendkey", "osgym"])
-def test_responses_end_where_their_dialect_says(dialect: str) -> None:
+def test_responses_end_at_the_stop_strings_of_their_dialect(dialect: str) -> None:
     from osworld_pipeline.dialects import load_dialect
 
     params = sampling_params(recipe_of(agent={"dialect": dialect}), temperature=0.7, top_p=0.9, seed=5)
@@ -43,7 +43,7 @@ async def test_an_engine_that_samples_from_a_checkpoint_is_refused_without_one(t
             raise AssertionError("it was opened")
 
 
-async def test_an_env_server_that_is_not_there_is_named_and_nothing_is_left_open(tmp_path: Path) -> None:
+async def test_an_unreachable_env_server_is_named_and_nothing_is_left_open(tmp_path: Path) -> None:
     recipe = recipe_of(engine={"kind": "openai", "urls": ["http://127.0.0.1:9/v1"], "model": "m"})
     with pytest.raises(EnvServerError, match="no env server answers at"):
         async with rollout_session(recipe=recipe, state=StateDir(tmp_path), servers=NOWHERE, purpose="c"):
@@ -51,7 +51,7 @@ async def test_an_env_server_that_is_not_there_is_named_and_nothing_is_left_open
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_sglang_engines_of_one_run_share_an_owner_and_ban_what_the_checkpoint_s_vocabulary_says(
+async def test_sglang_engines_of_one_run_share_an_owner_and_use_the_vocabulary_size_of_the_checkpoint(
     tiny_folder: Path, processor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[dict[str, Any]] = []

@@ -48,13 +48,13 @@ def test_file_is_imported_once_and_again_when_it_changes(tmp_path: Path) -> None
     assert num_demonstrations(state) == 2
 
 
-def test_file_that_no_recipe_names_any_more_is_no_source(tmp_path: Path) -> None:
+def test_file_that_no_recipe_names_any_more_is_not_a_source(tmp_path: Path) -> None:
     state = StateDir(tmp_path / "var")
     sync_replay_import(state, write(tmp_path / "replay.jsonl", 1))
     assert not sync_replay_import(state, None)
     assert find_imports(state.imports) == ([], [])
 
 
-def test_missing_file_is_refused_by_the_names_of_key_and_variable(tmp_path: Path) -> None:
+def test_missing_file_is_refused_with_the_names_of_key_and_variable(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"replay.import_file \(OSWORLD_REPLAY_BUFFER\) names .*gone.jsonl"):
         sync_replay_import(StateDir(tmp_path / "var"), str(tmp_path / "gone.jsonl"))

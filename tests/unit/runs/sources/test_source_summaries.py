@@ -1,4 +1,4 @@
-"""Looks at raw sources: what they hold, and that nothing is read again that has not changed."""
+"""Summaries of raw sources: what the sources hold, and that an unchanged source is not read again."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def state(tmp_path) -> StateDir:
     return StateDir(tmp_path)
 
 
-def test_a_source_tells_its_records_and_where_its_first_rejects_stand(state: StateDir) -> None:
+def test_a_summary_has_the_number_of_records_and_the_places_of_the_first_rejects(state: StateDir) -> None:
     source = put_lines(state, "bc_sft", [record("t1"), "{cut", record("t1_chunk2"), record("t2")])
     found = look_at_source(state, source)
     assert (found.is_present, found.num_records, found.num_rejects, found.num_tasks) == (True, 3, 1, 2)
@@ -54,14 +54,14 @@ def test_a_file_of_the_same_size_that_was_written_again_is_read_again(state: Sta
     second = look_at_source(state, source)
     assert not second.is_cached
     assert second.digest != first.digest
-    # Touched and not changed: read, and the same.
+    # The file is touched and not changed: it is read again, and its digest is the same.
     os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + 1))
     third = look_at_source(state, source)
     assert not third.is_cached
     assert third.digest == second.digest
 
 
-def test_a_tree_is_looked_at_again_when_one_of_its_files_comes_or_goes(state: StateDir) -> None:
+def test_a_tree_is_read_again_when_one_of_its_files_is_added_or_removed(state: StateDir) -> None:
     source = SOURCES["osworld_repo"]
     path = put_task(state, config("t1"))
     put_task(state, config("t2"), domain="chrome")
@@ -71,7 +71,7 @@ def test_a_tree_is_looked_at_again_when_one_of_its_files_comes_or_goes(state: St
     assert look_at_source(state, source).num_records == 1
 
 
-def test_a_damaged_note_of_a_look_is_made_again(state: StateDir) -> None:
+def test_a_damaged_summary_file_is_made_again(state: StateDir) -> None:
     source = put_lines(state, "bc_sft", [record("t1")])
     look_at_source(state, source)
     note = state.tables / "raw_sources" / "bc_sft.json"

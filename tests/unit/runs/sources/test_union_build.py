@@ -1,4 +1,4 @@
-"""When the union tables are built, and when they stand."""
+"""When the union tables are built, and when they are reused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -88,7 +88,7 @@ def test_a_build_that_was_cut_short_is_made_again(state: StateDir) -> None:
     assert not ensure_union(state, RECIPE).is_reused
 
 
-def test_code_versions_tell_modules_apart_and_stay_the_same() -> None:
+def test_code_versions_differ_between_modules_and_stay_the_same() -> None:
     one = code_version("osworld_pipeline.datasets")
     assert one == code_version("osworld_pipeline.datasets")
     assert one != code_version("osworld_pipeline.tables")

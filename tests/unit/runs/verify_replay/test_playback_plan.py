@@ -1,4 +1,4 @@
-"""Which demonstrations can be played back: whole ones, chunks that are all there, and the reason of each other one."""
+"""Which demonstrations can be played back: whole ones and complete sets of chunks; each other one has a reason."""
 
 import io
 from typing import Any
@@ -93,7 +93,7 @@ def test_chunks_of_one_file_are_played_in_order_as_one_demonstration(state: Stat
     assert ids(found) == [("r1", "r2", "r3"), ("r4", "r5")]
 
 
-def test_chunks_that_duplicates_have_left_in_two_files_are_joined_where_there_is_one_of_each(state: StateDir) -> None:
+def test_chunks_left_in_two_files_after_deduplication_are_joined_if_there_is_one_of_each(state: StateDir) -> None:
     rows = [chunk(state, "r1", 0, CLICK), chunk(state, "r2", 1, DONE, source_path="b.jsonl")]
     assert ids(plan(state, *rows)) == [("r1", "r2")]
     doubtful = plan(state, *rows, chunk(state, "r3", 0, DONE, CLICK, source_path="c.jsonl"))
@@ -109,7 +109,7 @@ def test_chunks_that_duplicates_have_left_in_two_files_are_joined_where_there_is
         ((0, 1), CLICK, playback_plan.ENDS_OPEN),
     ],
 )
-def test_chunks_that_are_not_all_there_are_not_played(state: StateDir, numbers, last, reason: str) -> None:
+def test_incomplete_sets_of_chunks_are_not_played(state: StateDir, numbers, last, reason: str) -> None:
     rows = [chunk(state, f"r{number}", number, last if number == numbers[-1] else CLICK) for number in numbers]
     found = plan(state, *rows)
     assert found.playbacks == ()
@@ -127,15 +127,17 @@ def test_chunks_that_are_not_all_there_are_not_played(state: StateDir, numbers, 
         ({"images": []}, "it refers to an image that it does not have"),
     ],
 )
-def test_what_cannot_be_verified_is_an_outcome_with_its_reason(state: StateDir, changes, reason: str) -> None:
+def test_a_demonstration_that_cannot_be_verified_is_listed_with_the_reason(
+    state: StateDir, changes, reason: str
+) -> None:
     found = plan(state, row(state, "r1", **changes), row(state, "r2"))
     assert ids(found) == [("r2",)]
-    ((told, rows),) = found.unplayable.items()
-    assert told.startswith(reason)
+    ((reported, rows),) = found.unplayable.items()
+    assert reported.startswith(reason)
     assert rows == ("r1",)
 
 
-def test_a_turn_that_cannot_be_read_is_told_with_its_dialect(state: StateDir) -> None:
+def test_a_turn_that_cannot_be_read_is_reported_with_its_dialect(state: StateDir) -> None:
     odd = row(state, "r1")
     odd["messages"][1]["content"][0]["text"] = "I ponder."
     assert list(plan(state, odd).unplayable) == ["a turn cannot be read in the dialect slime"]
@@ -159,7 +161,7 @@ def test_a_sample_takes_one_demonstration_of_each_task_before_any_second(state: 
     assert chosen(verify="none") == []
 
 
-def test_no_table_yet_means_nothing_to_play(state: StateDir) -> None:
+def test_without_a_table_there_is_nothing_to_play(state: StateDir) -> None:
     found = plan_playbacks(state, min_reward=0.5)
     assert found.playbacks == ()
     assert found.num_unplayable == 0

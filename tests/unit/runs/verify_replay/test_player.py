@@ -15,7 +15,7 @@ PLAYBACK = cast(Playback, object())
 
 
 class Pool:
-    """One actor."""
+    """A pool with one actor."""
 
     index = 3
 

@@ -1,4 +1,4 @@
-"""Verdicts on fake desktops: what is believed, what is tried again, what is never done twice."""
+"""Verdicts on fake desktops: which results count, what is retried, and what is never done twice."""
 
 import asyncio
 import io
@@ -41,7 +41,7 @@ def screenshot() -> bytes:
 
 
 class FakeDesktop:
-    """Grades with what it is told; an exception is raised where it stands for a fault."""
+    """Grades with the given score; an exception is raised instead, in the call named by `at`."""
 
     def __init__(self, word: float | Exception, *, at: str = "score", grounds: Grounds = GROUNDS):
         self.commands: list[str] = []
@@ -133,7 +133,7 @@ async def test_a_playback_that_earns_the_threshold_is_verified_at_once() -> None
     assert bench.used[0].commands == ['pyautogui.write("x")', "DONE"]
 
 
-async def test_a_failure_is_believed_after_the_attempts_each_with_longer_pauses() -> None:
+async def test_a_failure_counts_only_after_all_attempts_each_with_longer_pauses() -> None:
     bench = Bench(0.0, 0.25, num_verification_attempts=2)
     summary = await bench.run(plan_of(playback()))
     assert (summary.num_verified, summary.num_failed) == (0, 1)
@@ -193,7 +193,7 @@ async def test_one_task_that_cannot_be_set_up_does_not_fail_a_buffer_that_is_ver
     assert (summary.num_verified, summary.num_open) == (1, 1)
 
 
-async def test_an_env_server_that_is_gone_ends_the_run_with_its_own_words() -> None:
+async def test_an_env_server_that_is_gone_ends_the_run_with_its_own_error() -> None:
     bench = Bench(FakeDesktop(EnvServerError("no env server answers"), at="reset"))
     with pytest.raises(EnvServerError, match="no env server answers"):
         await bench.run(plan_of(playback()))
@@ -201,7 +201,7 @@ async def test_an_env_server_that_is_gone_ends_the_run_with_its_own_words() -> N
     assert bench.written == []
 
 
-async def test_what_is_known_is_not_played_again_but_under_another_grader_or_image_or_task() -> None:
+async def test_a_known_result_is_played_again_only_under_another_grader_or_image_or_task() -> None:
     bench = Bench(1.0, 0.0, 0.0)
     plan = plan_of(playback("r1"), playback("r2"))
     await bench.run(plan)
@@ -221,18 +221,18 @@ async def test_what_is_known_is_not_played_again_but_under_another_grader_or_ima
         tasks={**plan.tasks, "t1": Task.from_config(config("t1", instruction="Another one."))},
         unplayable={},
     )
-    retold = Bench(1.0, 1.0, record=bench.record)
-    await retold.run(changed)
-    assert len(retold.written) == 2
+    second = Bench(1.0, 1.0, record=bench.record)
+    await second.run(changed)
+    assert len(second.written) == 2
 
 
-async def test_a_desktop_that_is_another_than_its_server_said_does_not_hold_the_run_for_ever() -> None:
+async def test_a_desktop_that_differs_from_what_its_server_reports_does_not_block_the_run() -> None:
     other = Grounds(image_digest="image-2", grader_version="grader-1")
     bench = Bench(*(FakeDesktop(1.0, grounds=other) for _ in range(9)))
     assert (await bench.run(plan_of(playback()))).num_open == 1
 
 
-async def test_a_refused_action_is_passed_over_and_told() -> None:
+async def test_a_refused_action_is_skipped_and_reported() -> None:
     class Refusing(FakeDesktop):
         async def act(self, command: str, *, pause_s: float, note: str = "") -> Observation:
             if command.startswith("pyautogui"):
@@ -300,7 +300,7 @@ def test_many_playbacks_make_few_parts_and_each_is_on_the_disk_at_once(tmp_path)
 
 @pytest.fixture
 def killed(tmp_path) -> Callable[..., StateDir]:
-    """A state whose last run was killed: its journal lies there, and nobody holds it."""
+    """A state whose last run was killed: its journal is left over, and no process holds it."""
 
     def make(*, tail: str = "") -> StateDir:
         state = StateDir(tmp_path)
@@ -314,7 +314,7 @@ def killed(tmp_path) -> Callable[..., StateDir]:
 
 
 @pytest.mark.parametrize("tail", ["", '{"verification_id": "v2", "row'])
-def test_what_a_killed_run_had_finished_is_brought_in_by_the_next(killed, tail: str) -> None:
+def test_results_that_a_killed_run_had_finished_are_stored_by_the_next_run(killed, tail: str) -> None:
     state = killed(tail=tail)
     with VerificationJournal(state):
         assert ids_in(state) == ["v0", "v1"]
@@ -332,7 +332,7 @@ def test_a_run_killed_between_its_part_and_its_journal_leaves_nothing_twice(kill
     assert ids_in(state) == ["v0", "v1"]
 
 
-def test_the_journal_of_a_run_at_work_is_left_alone(tmp_path) -> None:
+def test_the_journal_of_an_active_run_is_left_alone(tmp_path) -> None:
     state = StateDir(tmp_path)
     with VerificationJournal(state) as first:
         first.write([verification(1)])

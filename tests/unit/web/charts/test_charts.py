@@ -1,4 +1,4 @@
-"""Plots: their numbers, words and places, whatever they are given."""
+"""Plots: their numbers, words and positions, for any values."""
 
 import math
 import xml.etree.ElementTree as ElementTree
@@ -42,7 +42,7 @@ def test_several_lines_have_a_legend_and_a_band_its_own_columns() -> None:
     assert chart.rows == (("1", "50.0%", "25.0%", "75.0%", "10.0%", "–", "–"),)
 
 
-def test_what_is_not_finite_leaves_a_gap_and_nothing_at_all_is_no_chart() -> None:
+def test_a_value_that_is_not_finite_leaves_a_gap_and_no_finite_value_gives_no_chart() -> None:
     chart = line_chart("L", [series(1.0, 2.0, math.nan, 4.0, 5.0)], x_label="u", y_label="")
     assert chart is not None
     assert chart.svg.count("<polyline") == 2
@@ -51,7 +51,7 @@ def test_what_is_not_finite_leaves_a_gap_and_nothing_at_all_is_no_chart() -> Non
     assert line_chart("L", [], x_label="u", y_label="") is None
 
 
-def test_columns_stand_on_each_other_and_fill_their_height() -> None:
+def test_columns_are_stacked_and_fill_the_height() -> None:
     chart = stacked_chart("O", [series(1, 3, name="a"), series(3, 1, name="b")], x_label="u", y_label="", is_share=True)
     assert chart is not None
     bars = [bar.attrib for bar in ElementTree.fromstring(chart.svg).iter("rect")]
@@ -62,7 +62,7 @@ def test_columns_stand_on_each_other_and_fill_their_height() -> None:
     assert chart.about == "O, shares of the total: a 50%, b 50%."
 
 
-def test_a_series_without_anything_is_left_out_of_a_stack() -> None:
+def test_a_series_of_zeros_is_left_out_of_a_stack() -> None:
     chart = stacked_chart("O", [series(0, 0, name="a"), series(1, 0, name="b")], x_label="u", y_label="")
     assert chart is not None
     assert chart.legend == ((0, "b"),)
@@ -95,7 +95,7 @@ def test_any_values_stay_inside_the_picture(
 
 
 @pytest.mark.parametrize(
-    ("ends", "told"),
+    ("ends", "reported"),
     [
         ((0, 1), (0, 0.5, 1)),
         ((3, 7), (3, 4, 5, 6, 7)),
@@ -106,12 +106,12 @@ def test_any_values_stay_inside_the_picture(
         ((-3, 4), (-4, -2, 0, 2, 4)),
     ],
 )
-def test_ticks_are_round_numbers_around_the_ends(ends: tuple[float, float], told: tuple[float, ...]) -> None:
-    assert nice_ticks(*ends) == pytest.approx(told)
+def test_ticks_are_round_numbers_around_the_ends(ends: tuple[float, float], reported: tuple[float, ...]) -> None:
+    assert nice_ticks(*ends) == pytest.approx(reported)
 
 
 @given(NUMBERS.filter(math.isfinite), NUMBERS.filter(math.isfinite), st.integers(2, 8))
-def test_ticks_hold_both_ends_and_rise(one: float, other: float, limit: int) -> None:
+def test_ticks_cover_both_ends_in_ascending_order(one: float, other: float, limit: int) -> None:
     low, high = sorted((one, other))
     ticks = nice_ticks(low, high, limit=limit)
     assert 2 <= len(ticks) <= 2 * limit + 3
@@ -121,13 +121,13 @@ def test_ticks_hold_both_ends_and_rise(one: float, other: float, limit: int) -> 
     assert ticks[-1] >= high - slack
 
 
-def test_an_axis_to_nowhere_is_refused() -> None:
+def test_an_axis_with_an_infinite_end_is_refused() -> None:
     with pytest.raises(ValueError, match="from 0 to inf"):
         nice_ticks(0, math.inf)
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=40), st.integers(1, 60))
-def test_bins_hold_every_update_once_and_are_few(updates: list[int], limit: int) -> None:
+def test_bins_hold_every_update_once_and_stay_within_the_limit(updates: list[int], limit: int) -> None:
     bins = Bins.over(updates, limit=limit)
     assert 1 <= len(bins) <= limit
     found = bins.gather((update, update) for update in updates)
@@ -136,7 +136,7 @@ def test_bins_hold_every_update_once_and_are_few(updates: list[int], limit: int)
     assert all(min(updates) <= bins.centre(index) <= max(updates) for index in range(len(bins)))
 
 
-def test_bins_say_what_a_point_stands_for() -> None:
+def test_bins_say_which_updates_a_point_covers() -> None:
     bins = Bins.over(range(1, 8), limit=3)
     assert [bins.label(index) for index in range(len(bins))] == ["1 to 3", "4 to 6", "7"]
     assert bins.note == "Each point covers 3 updates."
@@ -146,8 +146,8 @@ def test_bins_say_what_a_point_stands_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "reported"),
     [(0.0, "0"), (3.0, "3"), (1234567.0, "1.23e+06"), (1250.4, "1,250"), (0.12345, "0.123"), (math.nan, "–")],
 )
-def test_numbers_are_told_as_people_read_them(value: float, told: str) -> None:
-    assert number(value) == told
+def test_numbers_are_formatted_for_people(value: float, reported: str) -> None:
+    assert number(value) == reported

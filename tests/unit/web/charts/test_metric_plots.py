@@ -1,4 +1,4 @@
-"""Metrics over updates: a plot for each, in order, whatever the values; and all of them as one picture."""
+"""Metrics over updates: a plot for each, in order, for any values; and all of them as one picture."""
 
 import math
 import xml.etree.ElementTree as ElementTree
@@ -22,7 +22,7 @@ def charts_of(found: list[MetricPoint]) -> list[Chart]:
     return [chart for _, charts in stage_charts(found) for chart in charts]
 
 
-def test_plots_stand_in_the_order_of_training_and_of_the_metrics() -> None:
+def test_plots_are_in_the_order_of_training_and_of_the_metrics() -> None:
     found = stage_charts(
         [*points("zeta", 1), *points("kl", 1), *points("loss", 1, stage="gspo_phase1"), *points("loss", 1)]
     )

@@ -41,11 +41,11 @@ def uri_of(state: StateDir) -> str:
 def test_the_report_judges_the_runs_of_one_training_together(state: StateDir) -> None:
     ids = [START.checkpoint_id, MILESTONE.checkpoint_id, *END_IDS]
     text = read_page(make_report(state, RECIPE, checkpoint_ids=ids, tracking_uri=uri_of(state))).text
-    told = text.partition("What training changed")[2].partition("By family of tasks")[0]
+    reported = text.partition("What training changed")[2].partition("By family of tasks")[0]
     for words in ("GSPO phase 1 against SFT", EFFECT, BY_RUN, "±7.2", RULE):
-        assert words in told, words
-    assert told.count("against SFT") == 1, "one line for three runs"
-    assert MILESTONE.checkpoint_id not in told, "a milestone is a point of a curve"
+        assert words in reported, words
+    assert reported.count("against SFT") == 1, "one line for three runs"
+    assert MILESTONE.checkpoint_id not in reported, "a milestone is a point of a curve"
 
 
 def test_a_report_of_one_run_calls_nothing_an_effect(state: StateDir) -> None:
@@ -67,9 +67,9 @@ def test_the_page_of_a_suite_judges_runs_together_and_each_pair_alone(state: Sta
 
 def test_the_page_of_a_training_says_what_it_changed_and_shows_its_starts_band(state: StateDir) -> None:
     text = read_page(make_training_report(state, END_IDS[0], tracking_uri=uri_of(state))).text
-    told = text.partition("What it changed")[2].partition("Evaluated suites")[0]
-    assert EFFECT in told
-    assert BY_RUN in told
+    reported = text.partition("What it changed")[2].partition("Evaluated suites")[0]
+    assert EFFECT in reported
+    assert BY_RUN in reported
     record = read_training(state, END_IDS[0], checkpoints=read_checkpoints(state), evals=read_evals(state))
     assert success_of(record).zones == (ZONE,)
 
@@ -79,7 +79,7 @@ def success_of(record) -> Chart:
     return next(chart for chart in charts if chart.title == "Success on evaluated tasks")
 
 
-def test_a_stage_at_work_is_judged_by_its_newest_milestone(state: StateDir) -> None:
+def test_a_running_stage_is_judged_by_its_newest_milestone(state: StateDir) -> None:
     checkpoints = [one for one in read_checkpoints(state) if one.checkpoint_id != END_IDS[0]]
     ((_, change),) = changes_of_stage(read_evals(state), {MILESTONE.checkpoint_id: 2}, Training(checkpoints))
     assert change.ends == (MILESTONE.checkpoint_id,)

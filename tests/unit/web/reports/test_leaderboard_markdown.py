@@ -1,4 +1,4 @@
-"""The leaderboard as Markdown: every denominator, and why tables are apart."""
+"""The leaderboard as Markdown: it names every denominator and says why tables are separate."""
 
 from eval_samples import KEY, eval_rows
 
@@ -30,7 +30,7 @@ def test_a_board_without_rows_says_so() -> None:
     assert leaderboard_markdown(board_of()) == "No checkpoint has been evaluated yet.\n"
 
 
-def test_it_is_said_why_tables_are_apart_and_why_there_is_no_rank() -> None:
+def test_the_leaderboard_says_why_tables_are_separate_and_why_there_is_no_rank() -> None:
     apart = leaderboard_markdown(
         board_of(eval_rows("ffff", checkpoint="a", desktops=NEW), eval_rows("sfff", checkpoint="b", desktops=OLD))
     )

@@ -45,7 +45,7 @@ def test_a_score_of_faults_only_is_unknown_and_not_zero() -> None:
     assert (score.low, score.high) == (0.0, 1.0)
 
 
-def test_a_score_is_of_one_checkpoint() -> None:
+def test_a_score_over_several_checkpoints_is_refused() -> None:
     with pytest.raises(ValueError, match="one checkpoint, not of 2"):
         summarise([eval_row(Outcome.SUCCESS), eval_row(Outcome.SUCCESS, checkpoint_id="other")])
 
@@ -109,7 +109,7 @@ def test_the_report_says_what_its_numbers_depend_on(state: StateDir) -> None:
     assert "screenshot missing" in text
 
 
-def test_the_report_needs_nothing_from_elsewhere(state: StateDir) -> None:
+def test_the_report_loads_nothing_from_outside_its_file(state: StateDir) -> None:
     play(state)
     page = read_page(write_report(state))
     links = [value or "" for name, value in page.attributes if name in ("src", "href")]
@@ -118,7 +118,7 @@ def test_the_report_needs_nothing_from_elsewhere(state: StateDir) -> None:
     assert not {"script", "link", "iframe"} & set(page.tags)
 
 
-def test_what_a_model_wrote_is_shown_and_never_run(state: StateDir) -> None:
+def test_model_output_is_shown_and_never_run(state: StateDir) -> None:
     play(state, response=EVIL)
     path = write_report(state, recipe_name=EVIL, suite_digest='" onload="alert(1)')
     page = read_page(path)
@@ -131,7 +131,7 @@ def test_a_report_before_any_evaluation_says_so(state: StateDir) -> None:
     assert "No checkpoint has been evaluated yet" in read_page(write_report(state)).text
 
 
-def test_a_thumbnail_is_small_and_what_is_no_image_has_none() -> None:
+def test_a_thumbnail_is_small_and_data_that_is_not_an_image_has_none() -> None:
     sink = io.BytesIO()
     Image.new("RGB", (1920, 1080)).save(sink, "PNG")
     data = base64.b64decode(thumbnail(sink.getvalue()).removeprefix("data:image/jpeg;base64,"))

@@ -1,4 +1,4 @@
-"""The page of a suite: its leaderboard, who is better than whom, what changed task by task, and what a success cost."""
+"""The page of a suite: its leaderboard, the comparisons, what changed task by task, and what a success cost."""
 
 from pathlib import Path
 
@@ -63,12 +63,12 @@ def write(state: StateDir, rows: list[EvalRow], **changes) -> Reader:
 
 def test_the_page_has_ranks_intervals_and_what_is_missing(tmp_path: Path) -> None:
     text = write(StateDir(tmp_path), ROWS).text
-    for told in ("87.5%", "7 of 8", "57.1%", "0 of 7", "mine", "d1", KEY, "env fault", "better", "demo"):
-        assert told in text, told
+    for reported in ("87.5%", "7 of 8", "57.1%", "0 of 7", "mine", "d1", KEY, "env fault", "better", "demo"):
+        assert reported in text, reported
     assert "no rank" in text
 
 
-def test_each_is_compared_with_its_parent_and_with_the_best() -> None:
+def test_each_checkpoint_is_compared_with_its_parent_and_with_the_best() -> None:
     pairs = {(pair.checkpoint_id, pair.versus.checkpoint_id): pair for pair in pairs_of(table_of(ROWS), ROWS)}
     assert set(pairs) == {("sft", "base"), ("sft-u0002", "base"), ("sft-u0002", "sft"), ("base", "sft")}
     assert pairs["sft", "base"].effect.words == "one run: better"
@@ -104,14 +104,14 @@ def test_domains_have_a_rate_for_each_checkpoint() -> None:
     assert [rate and (rate.successes, rate.n) for rate in domain.rates] == [(7, 8), (0, 7)]
 
 
-def test_a_success_costs_what_all_episodes_did(tmp_path: Path) -> None:
+def test_the_cost_of_a_success_includes_all_episodes(tmp_path: Path) -> None:
     text = write(StateDir(tmp_path), rows_of(sft="sfff")).text
-    told = text.partition("What a success cost")[2].partition("Task by task")[0]
-    figures = told.rpartition("sft")[2].split()
+    reported = text.partition("What a success cost")[2].partition("Task by task")[0]
+    figures = reported.rpartition("sft")[2].split()
     assert figures == ["40", "400", "1", "8", "8", "2"], "tokens sampled and read, seconds; the last of an episode"
 
 
-def test_many_checkpoints_are_all_ranked_and_the_first_stand_side_by_side(tmp_path: Path) -> None:
+def test_many_checkpoints_are_all_ranked_and_the_first_are_shown_side_by_side(tmp_path: Path) -> None:
     names = [f"c{number:02d}" for number in range(MAX_COLUMNS + 3)]
     rows = [row for name in names for row in eval_rows("sf", checkpoint=name)]
     page = write(StateDir(tmp_path), rows, checkpoints=[])
@@ -132,7 +132,7 @@ def test_names_are_shown_and_never_run(tmp_path: Path) -> None:
     assert not [name for name, _ in page.attributes if name.startswith("on")]
 
 
-def test_every_picture_has_words(tmp_path: Path) -> None:
+def test_every_picture_has_a_text_label(tmp_path: Path) -> None:
     page = write(StateDir(tmp_path), ROWS)
     num_pictures = sum(1 for pair in page.attributes if pair == ("role", "img"))
     labels = [value for name, value in page.attributes if name == "aria-label"]
@@ -141,7 +141,7 @@ def test_every_picture_has_words(tmp_path: Path) -> None:
     assert all(labels)
 
 
-def test_the_index_names_every_report_that_lies_there(tmp_path: Path) -> None:
+def test_the_index_lists_every_report_in_the_folder(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     write(state, ROWS)
     (state.reports / "training-gspo_phase1-00ff.html").write_text("")
@@ -153,7 +153,7 @@ def test_the_index_names_every_report_that_lies_there(tmp_path: Path) -> None:
     assert "GSPO phase 1 00ff written" in page.text
 
 
-def test_the_index_tells_evaluations_and_runs_by_what_they_were_and_in_time(tmp_path: Path) -> None:
+def test_the_index_names_evaluations_and_runs_by_what_they_were_and_sorts_them_by_time(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     store = TrajectoryStore(state)
     for seconds, key, temperature in ((20, "0a", 0.6), (10, "ff", 0.0)):
@@ -170,12 +170,12 @@ def test_the_index_tells_evaluations_and_runs_by_what_they_were_and_in_time(tmp_
                  "training-sft-99"):  # fmt: skip
         (state.reports / f"{name}.html").write_text("")
     text = read_page(write_index(state)).text
-    told = [
+    reported = [
         "mine · seed 0 · T 0 ff written", "mine · seed 0 · T 0.6 0a written", "SFT 99 written",
         "GSPO phase 1 · 3 updates rolled out · begun 2001-09-09 01:47 UTC ff written",
         "GSPO phase 1 · 3 updates rolled out · begun 2001-09-09 01:47 UTC 0a written",
     ]  # fmt: skip
-    places = [text.find(one) for one in told]
+    places = [text.find(one) for one in reported]
     assert -1 not in places
     assert places == sorted(places)
 

@@ -1,4 +1,4 @@
-"""The page of a training run: what it tells of episodes, groups, injections and the trainer, and that it needs nothing
+"""The page of a training run: what it shows of episodes, groups, injections and the trainer, and that it loads nothing
 else."""
 
 import math
@@ -111,20 +111,20 @@ def test_a_record_holds_what_the_stage_rolled_out(record: TrainingRecord) -> Non
     assert (record.num_planned, record.is_whole) == (9, False)
 
 
-def test_success_is_of_valid_episodes_and_outcomes_are_of_all(record: TrainingRecord) -> None:
+def test_success_counts_valid_episodes_and_outcomes_count_all_episodes(record: TrainingRecord) -> None:
     assert [row[:2] for row in rows(record, "Success in training")] == [
         ("1", "50.0%"), ("2", "100.0%"), ("3", "0.0%"), ("4", "0.0%"),
     ]  # fmt: skip
     assert rows(record, "Outcomes")[2] == ("3", "0.0%", "50.0%", "50.0%"), "success, failure, env fault"
 
 
-def test_raw_and_shaped_reward_are_plots_of_their_own(record: TrainingRecord) -> None:
+def test_raw_and_shaped_reward_have_separate_plots(record: TrainingRecord) -> None:
     assert [row[1] for row in rows(record, "Raw task reward")] == ["0.5", "1", "0", "0"]
     assert rows(record, "Shaped reward")[0] == ("1", "0.25", "0.5", "0.1")
     assert rows(record, "Terms of the shaped reward, before weights")[0] == ("1", "0.5")
 
 
-def test_fates_injections_lengths_and_times_have_their_plots(record: TrainingRecord) -> None:
+def test_fates_injections_lengths_and_times_each_have_a_plot(record: TrainingRecord) -> None:
     assert rows(record, "Groups, trained and dropped")[1] == ("2", "0", "1")
     assert [row[1] for row in rows(record, "Replay rows injected")] == ["0", "0", "0", "1"]
     assert rows(record, "Turns of an episode")[0] == ("1", "2", "2", "2")
@@ -136,7 +136,7 @@ def test_milestones_are_shown_where_they_were_evaluated(record: TrainingRecord) 
     assert rows(record, "Success on evaluated tasks")[0][:2] == ("2", "100.0%")
 
 
-def test_evaluations_of_a_stage_are_told_by_suite_and_settings(state: StateDir, record: TrainingRecord) -> None:
+def test_evaluations_of_a_stage_are_named_by_suite_and_settings(state: StateDir, record: TrainingRecord) -> None:
     name = EvaluationName(key="", suite="mine", origin="", settings="seed 3 · T 0.6", began_at=None)
     first = record.evals[0]
     other = replace(first, stage_key=f"eval-{first.checkpoint_id}-0a", seed=1)
@@ -150,14 +150,14 @@ def test_evaluations_of_a_stage_are_told_by_suite_and_settings(state: StateDir, 
     assert "Held-out tasks" not in text, "a suite of the user's is none"
 
 
-def test_what_a_milestone_carries_is_shown_where_mlflow_knows_nothing(state: StateDir, record: TrainingRecord) -> None:
+def test_the_metrics_of_a_milestone_are_shown_where_mlflow_has_none(state: StateDir, record: TrainingRecord) -> None:
     assert rows(record, "Loss") == (("2", "0.5"),)
-    told = [MetricPoint(stage="gspo_phase1", update=update, name="loss", value=float(update)) for update in (1, 2)]
-    other = read_training(state, KEY, checkpoints=[checkpoint(f"{KEY}-u0002", 2)], metrics=told)
+    reported = [MetricPoint(stage="gspo_phase1", update=update, name="loss", value=float(update)) for update in (1, 2)]
+    other = read_training(state, KEY, checkpoints=[checkpoint(f"{KEY}-u0002", 2)], metrics=reported)
     assert rows(other, "Loss") == (("1", "1"), ("2", "2"))
 
 
-def test_every_figure_of_the_trainer_has_a_place_and_an_axis() -> None:
+def test_every_metric_of_the_trainer_has_a_chart_with_a_labelled_axis() -> None:
     points = tuple(MetricPoint(stage="gspo_phase1", update=1, name=one.name, value=0.5) for one in REPORTED_METRICS)
     record = TrainingRecord(stage_key=KEY, stage="gspo_phase1", checkpoint=None, ancestors=(), metrics=points)
     charts = [chart for section in training_sections(record) for chart in section.charts]
@@ -167,7 +167,7 @@ def test_every_figure_of_the_trainer_has_a_place_and_an_axis() -> None:
     assert all(re.search(r'class="label"[^>]*>[^<]+<', chart.svg) for chart in charts)
 
 
-def test_tasks_are_compared_between_the_halves(record: TrainingRecord) -> None:
+def test_tasks_are_compared_between_the_halves_of_a_training(record: TrainingRecord) -> None:
     halves = {one.task_id: one for one in task_halves(record)}
     first, second = halves["t-0"], halves["t-1"]
     assert (first.first_successes, first.first_n, first.second_n, first.num_faults) == (1, 2, 1, 1)
@@ -176,14 +176,14 @@ def test_tasks_are_compared_between_the_halves(record: TrainingRecord) -> None:
     assert not math.isnan(second.change)
 
 
-def test_the_page_tells_all_of_it_and_runs_nothing(state: StateDir, record: TrainingRecord) -> None:
+def test_the_page_shows_the_whole_record_and_runs_nothing(state: StateDir, record: TrainingRecord) -> None:
     page = read_page(write_training_page(state, record))
-    for told in (
+    for reported in (
         "It has not ended: 4 of 9 updates were begun; the last milestone has 2. 8 episodes of 2 tasks:",
         "3 of 7 valid ones succeeded, and 1 ended in a fault",
         "abc123 with changes", "all alike", "zero variance", "env fault", "screenshot missing", "sft-1",
     ):  # fmt: skip
-        assert told in page.text, told
+        assert reported in page.text, reported
     assert EVIL in page.text
     assert not {"script", "link", "iframe", "object"} & set(page.tags)
     assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href")]
@@ -200,19 +200,19 @@ def test_every_plot_says_what_it_shows_and_has_its_numbers(state: StateDir, reco
     assert page.text.count("Numbers") == num_charts
 
 
-def test_a_stage_that_left_no_checkpoint_is_told_too(state: StateDir) -> None:
+def test_a_stage_that_left_no_checkpoint_has_a_page_too(state: StateDir) -> None:
     record = read_training(state, KEY, checkpoints=[])
     page = read_page(write_training_page(state, record))
     assert record.stage == "gspo_phase1"
     assert "It has not ended and has no milestone; it began 4 updates." in page.text
 
 
-def test_a_stage_of_which_nothing_is_known_has_a_page_that_says_so(tmp_path: Path) -> None:
+def test_the_page_of_a_stage_without_data_says_so(tmp_path: Path) -> None:
     folder = StateDir(tmp_path)
     record = read_training(folder, "sft-0123456789ab", checkpoints=[])
     assert "This stage has no data to draw" in read_page(write_training_page(folder, record)).text
 
 
-def test_stages_at_work_are_those_that_rolled_out(state: StateDir) -> None:
+def test_stages_at_work_are_those_with_rollouts(state: StateDir) -> None:
     assert stages_at_work(state) == [KEY]
     assert (stage_of(KEY), stage_of("flywheel-00aa")) == ("gspo_phase1", "flywheel")

@@ -13,7 +13,7 @@ from osworld_pipeline.web.viewer.index import EpisodeIndex
 
 @pytest.fixture(scope="session")
 def sample_state(tmp_path_factory: pytest.TempPathFactory) -> StateDir:
-    """Not to be written into: see `own_state`."""
+    """A state that tests must not write to: see `own_state`."""
     state = StateDir(tmp_path_factory.mktemp("viewer"))
     write_sample_store(state)
     return state
@@ -29,5 +29,5 @@ def sample_index(sample_state: StateDir) -> Iterator[EpisodeIndex]:
 
 @pytest.fixture
 def own_state(sample_state: StateDir, tmp_path: Path) -> StateDir:
-    """One that a test may change."""
+    """A sample state that a test may change."""
     return StateDir(shutil.copytree(sample_state.root, tmp_path / "var"))

@@ -13,7 +13,7 @@ from osworld_pipeline.web.viewer.settings import ViewerSettings
 
 @asynccontextmanager
 async def served(state: StateDir, **options: Any) -> AsyncIterator[int]:
-    """Its port."""
+    """Serves the viewer and yields its port."""
     settings = ViewerSettings(state=state, port=0, **options)
     listening = asyncio.Event()
     app = create_app(settings, is_ending=lambda: server.should_exit)

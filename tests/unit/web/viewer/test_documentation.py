@@ -1,4 +1,4 @@
-"""What docs/viewer.md says of the viewer is so."""
+"""What docs/viewer.md says about the viewer is true."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[4]
 PAGE = (ROOT / "docs" / "viewer.md").read_text()
 
 
-async def test_every_condition_that_is_shown_can_be_asked(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
+async def test_every_condition_that_the_page_shows_is_valid(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
     questions = Questions(sample_state, sample_index)
     block = next(text for text in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL) if "reward_parts" in text)
     conditions = block.strip().splitlines()

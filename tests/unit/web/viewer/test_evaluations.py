@@ -1,4 +1,4 @@
-"""What pages say in words: evaluations, who trains now, tasks of one's own, and what a policy says by ending."""
+"""What pages say in words: evaluations, the current training, the user's tasks, and how a policy ends an episode."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -30,13 +30,13 @@ TOLD = "[Domain hint]\nos\n[Task]\nMake a folder\nnamed notes.\n[Terminal Output
 
 @contextmanager
 def reading(state: StateDir) -> Iterator[Read]:
-    """Pages as text, in one line."""
+    """Reads pages as text, in one line."""
     with TestClient(create_app(ViewerSettings(state=state)), base_url="http://127.0.0.1:8765") as client:
         yield lambda address: re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", client.get(address).text))
 
 
 def evaluate(state: StateDir, key: str, task_id: str, **changes: Any) -> str:
-    """One episode of an evaluation, of SFT unless said otherwise; its id."""
+    """Writes one episode of an evaluation, of SFT by default; returns its id."""
     checkpoint_id = changes.pop("checkpoint_id", SFT)
     stage_key = f"eval-{checkpoint_id}-{key}"
     name = f"{stage_key}-{task_id}"
@@ -72,7 +72,7 @@ def test_two_checkpoints_of_one_run_are_never_called_an_effect(sample_state: Sta
     assert "+48.8 effect over 3 runs: better" in across
 
 
-def test_evaluations_are_told_by_suite_and_settings_on_every_page(own_state: StateDir) -> None:
+def test_evaluations_are_named_by_suite_and_settings_on_every_page(own_state: StateDir) -> None:
     for key, temperature in (("aa", 0.6), ("bb", 0.0)):
         name = evaluate(
             own_state, key, "desktop-basics-find_word-0004", sampling=SamplingParams(temperature=temperature)
@@ -87,7 +87,7 @@ def test_evaluations_are_told_by_suite_and_settings_on_every_page(own_state: Sta
         assert f"heldout · seed 0 · T 0 · {SFT}" in read(f"/episodes?run=eval-{SFT}-bb")
 
 
-def test_two_evaluations_of_a_pair_are_chosen_by_words(own_state: StateDir) -> None:
+def test_two_evaluations_of_a_pair_are_offered_by_name(own_state: StateDir) -> None:
     for checkpoint_id in (SFT, GSPO):
         evaluate(own_state, "aa", "mine-a-1", checkpoint_id=checkpoint_id, suite="mine", suite_name="mine")
     with reading(own_state) as read:
@@ -96,7 +96,7 @@ def test_two_evaluations_of_a_pair_are_chosen_by_words(own_state: StateDir) -> N
     assert "desktop-basics, osworld · 3 seeds · T 0.8" in page, "the other choice"
 
 
-def test_page_follows_a_suite_that_is_written_down_later(own_state: StateDir) -> None:
+def test_a_page_uses_a_suite_name_that_is_recorded_later(own_state: StateDir) -> None:
     with reading(own_state) as read:
         assert "my-suite" not in read("/")
         own_state.reports.mkdir()
@@ -104,7 +104,7 @@ def test_page_follows_a_suite_that_is_written_down_later(own_state: StateDir) ->
         assert "my-suite · 3 seeds · T 0.8" in read("/")
 
 
-def test_who_trains_now_stands_apart_from_imports(own_state: StateDir) -> None:
+def test_current_training_is_listed_apart_from_imports(own_state: StateDir) -> None:
     at_work = "gspo_phase2-333333333333"
     store = TrajectoryStore(own_state)
     store.write_episodes("w", [
@@ -123,7 +123,7 @@ def test_who_trains_now_stands_apart_from_imports(own_state: StateDir) -> None:
 
 
 @pytest.mark.parametrize("has_suite", [True, False])
-def test_task_of_ones_own_is_shown_as_the_model_was_told(own_state: StateDir, has_suite: bool) -> None:
+def test_the_users_own_task_is_shown_as_in_the_models_prompt(own_state: StateDir, has_suite: bool) -> None:
     name = evaluate(own_state, "aa", "notes", steps=(make_step(0, observation_text=TOLD), make_step(1)))
     if has_suite:
         write_suite(own_state, "mine", notes="Changed since.")
@@ -132,7 +132,7 @@ def test_task_of_ones_own_is_shown_as_the_model_was_told(own_state: StateDir, ha
         assert ("Changed since." in read("/episodes?task=notes")) is has_suite
 
 
-def test_episode_of_ones_own_without_a_step_has_the_suites_words_or_its_id(own_state: StateDir) -> None:
+def test_an_episode_of_a_users_task_without_a_step_shows_the_suites_instruction_or_the_id(own_state: StateDir) -> None:
     name = evaluate(own_state, "aa", "notes", steps=(), sequences=())
     with reading(own_state) as read:
         assert "success notes SFT" in read(f"/episode/{name}")
@@ -141,7 +141,7 @@ def test_episode_of_ones_own_without_a_step_has_the_suites_words_or_its_id(own_s
         assert "success Make a folder. SFT" in read(f"/episode/{name}")
 
 
-def test_what_no_prompt_says_is_no_task() -> None:
+def test_text_that_is_not_a_prompt_gives_no_task() -> None:
     assert (
         task_of_prompt("")
         == task_of_prompt("Task: rename alpha")
@@ -170,7 +170,7 @@ def test_policy_that_gives_up_is_quoted_and_not_judged(own_state: StateDir) -> N
     assert "task: failure" not in page
 
 
-def test_weights_are_a_checkpoint_in_an_evaluation_and_updates_in_training(own_state: StateDir) -> None:
+def test_weights_are_shown_as_a_checkpoint_in_an_evaluation_and_as_updates_in_training(own_state: StateDir) -> None:
     with reading(own_state) as read:
         assert f"Weights{GSPO}" in read(f"/episode/eval-{GSPO}-{KEY}-{TASKS[0][0]}-s0")
         assert "Weightsafter 0 updates" in read(f"/episode/{GSPO}-u0000-g00-s00")
@@ -181,7 +181,7 @@ def test_screenshot_says_its_size(own_state: StateDir) -> None:
         assert f"{SIZE[0]} × {SIZE[1]}, as the model saw it" in read(f"/episode/{GSPO}-u0000-g00-s00")
 
 
-def test_way_back_to_a_list_names_the_row_whatever_its_id(own_state: StateDir) -> None:
+def test_the_link_back_to_a_list_names_the_row_for_any_id(own_state: StateDir) -> None:
     name = 'a"b#c/d e'
     TrajectoryStore(own_state).write_episodes("odd", [make_played(name, ["0" * 64], ())])
     with TestClient(create_app(ViewerSettings(state=own_state)), base_url="http://127.0.0.1:8765") as client:

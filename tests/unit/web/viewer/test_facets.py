@@ -1,4 +1,4 @@
-"""The list and the counts beside each facet, checked against counting by hand."""
+"""The list and the counts next to each facet, checked against counting by hand."""
 
 from collections import Counter
 
@@ -39,7 +39,7 @@ def test_every_facet_counts_all_episodes_where_nothing_is_chosen(index: EpisodeI
     assert found.total == found.num_known == len(rows)
 
 
-def test_facet_with_a_choice_is_counted_without_itself_and_the_others_with_it(index: EpisodeIndex) -> None:
+def test_a_choice_in_a_facet_filters_the_counts_of_the_other_facets_but_not_its_own(index: EpisodeIndex) -> None:
     rows = [row for row in all_rows(index) if row["purpose"] == "evaluate"]
     found = listed(index, ("purpose", "evaluate"), ("outcome", "success"), ("outcome", "env_fault"))
     assert counts_of(found, "outcome") == Counter(row["outcome"] for row in rows)
@@ -49,17 +49,17 @@ def test_facet_with_a_choice_is_counted_without_itself_and_the_others_with_it(in
     assert {row["outcome"] for row in found.rows} == {"success", "env_fault"}
 
 
-def test_value_that_nothing_has_any_more_stays_shown_while_it_is_chosen(index: EpisodeIndex) -> None:
+def test_a_chosen_value_stays_shown_even_if_no_episode_has_it(index: EpisodeIndex) -> None:
     found = listed(index, ("outcome", "timeout"))
     assert (found.total, counts_of(found, "outcome")["timeout"]) == (0, 0)
 
 
-def test_what_has_no_value_can_be_chosen(index: EpisodeIndex) -> None:
+def test_episodes_without_a_value_can_be_chosen(index: EpisodeIndex) -> None:
     found = listed(index, ("fault", "none"))
     assert found.total == sum(row["fault"] is None for row in all_rows(index))
 
 
-def test_like_faults_are_one_whatever_their_numbers(index: EpisodeIndex) -> None:
+def test_faults_that_differ_only_in_numbers_are_counted_as_one(index: EpisodeIndex) -> None:
     assert counts_of(listed(index), "fault")["replica local-# did not answer within # s"] == 1
 
 

@@ -1,4 +1,4 @@
-"""An address holds a filter whole, and whatever stands in an address, a filter comes of it."""
+"""An address holds a whole filter, and any address gives a filter."""
 
 from urllib.parse import parse_qsl
 
@@ -30,12 +30,12 @@ FILTERS = st.builds(
 
 @settings(max_examples=60)
 @given(FILTERS)
-def test_filter_comes_back_from_its_address(chosen: EpisodeFilter) -> None:
+def test_a_filter_is_restored_from_its_address(chosen: EpisodeFilter) -> None:
     assert EpisodeFilter.from_query(parse_qsl(chosen.query())) == chosen
 
 
 @given(st.lists(st.tuples(st.sampled_from([*TEXTS, "outcome", "turns_min", "reward_max", "page", "sort", "x"]), TEXT)))
-def test_any_address_gives_a_filter_with_as_many_values_as_question_marks(pairs) -> None:
+def test_any_address_gives_a_filter_with_as_many_values_as_placeholders(pairs) -> None:
     chosen = EpisodeFilter.from_query(pairs)
     for condition, values in (chosen.condition(), chosen.words()):
         assert condition.count("?") == len(values)
@@ -45,7 +45,7 @@ def test_any_address_gives_a_filter_with_as_many_values_as_question_marks(pairs)
 
 @settings(max_examples=40)
 @given(FILTERS, TEXT)
-def test_value_chosen_twice_is_not_chosen(chosen: EpisodeFilter, value: str) -> None:
+def test_a_value_that_is_toggled_twice_is_not_chosen(chosen: EpisodeFilter, value: str) -> None:
     once = chosen.toggled("outcome", value)
     assert once.toggled("outcome", value).chosen.get("outcome", ()) == tuple(
         kept for kept in chosen.chosen.get("outcome", ()) if kept != value
@@ -53,7 +53,7 @@ def test_value_chosen_twice_is_not_chosen(chosen: EpisodeFilter, value: str) -> 
     assert once.page == 1
 
 
-def test_numbers_that_are_none_are_left_out() -> None:
+def test_invalid_numbers_are_left_out() -> None:
     chosen = EpisodeFilter.from_query([("turns_min", "nan"), ("turns_max", "x"), ("reward_min", "0.5"), ("page", "-3")])
     assert chosen.spans == {"reward": (0.5, None)}
     assert chosen.page == 1

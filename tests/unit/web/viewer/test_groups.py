@@ -1,4 +1,4 @@
-"""Groups with the advantages that trained, and two checkpoints compared task by task."""
+"""Groups with the advantages used in training, and two checkpoints compared task by task."""
 
 import math
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_advantages_are_those_of_training_with_the_replay_row_as_one_more_sample
     assert group.num_missing == 0
 
 
-def test_group_without_its_row_is_made_of_its_episodes(own_state: StateDir) -> None:
+def test_a_group_without_its_row_is_built_from_its_episodes(own_state: StateDir) -> None:
     index = EpisodeIndex(own_state)
     index.refresh()
     for path in (own_state.trajectories / "rollout_groups").glob("*u0001*"):
@@ -59,7 +59,7 @@ def test_groups_are_found_by_stage_fate_task_and_run(index: EpisodeIndex) -> Non
         assert list_groups(reader, mlflow="another") == ([], 0)
 
 
-def test_comparison_is_that_of_the_evaluations(index: EpisodeIndex, sample_state: StateDir) -> None:
+def test_the_comparison_agrees_with_the_evaluations(index: EpisodeIndex, sample_state: StateDir) -> None:
     with index.reading() as reader:
         evaluated = list_evaluated(reader, Evaluations(sample_state, index).names(reader))
         found = compare(reader, SFT, GSPO, KEY, Training(read_checkpoints(sample_state)))
@@ -77,7 +77,7 @@ def test_comparison_is_that_of_the_evaluations(index: EpisodeIndex, sample_state
     assert found.across is None, "one run of GSPO"
 
 
-def test_fault_is_no_failure_in_a_comparison(index: EpisodeIndex, sample_state: StateDir) -> None:
+def test_a_fault_is_not_a_failure_in_a_comparison(index: EpisodeIndex, sample_state: StateDir) -> None:
     with index.reading() as reader:
         pair = next(
             one
@@ -88,7 +88,7 @@ def test_fault_is_no_failure_in_a_comparison(index: EpisodeIndex, sample_state: 
     assert pair.difference == 1.0
 
 
-def test_tasks_of_two_domains_with_one_id_are_compared_apart(tmp_path: Path) -> None:
+def test_tasks_of_two_domains_with_the_same_id_are_compared_separately(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     episodes = [
         make_episode(

@@ -1,4 +1,4 @@
-"""What is known of the store follows it: new parts, parts written again, compaction, and what cannot be read."""
+"""The index follows the store: new parts, rewritten parts, compaction, and parts that cannot be read."""
 
 import os
 import threading
@@ -35,7 +35,7 @@ def test_empty_state_folder_has_no_episodes_and_none_is_made_in_it(tmp_path: Pat
     assert not state.root.exists()
 
 
-def test_new_part_is_seen_and_a_part_written_again_replaces_its_rows(tmp_path: Path) -> None:
+def test_a_new_part_is_seen_and_a_rewritten_part_replaces_its_rows(tmp_path: Path) -> None:
     store, index = make_index(tmp_path)
     store.write_episodes("a", [make_episode("e1"), make_episode("e2")])
     assert known(index) == [("e1",), ("e2",)]
@@ -44,7 +44,7 @@ def test_new_part_is_seen_and_a_part_written_again_replaces_its_rows(tmp_path: P
     assert known(index, "SELECT episode_id, seed FROM facts ORDER BY 1") == [("e1", 5), ("e3", 0)]
 
 
-def test_compaction_changes_files_and_not_what_is_known(own_state: StateDir) -> None:
+def test_compaction_changes_files_and_not_the_content_of_the_index(own_state: StateDir) -> None:
     index = EpisodeIndex(own_state)
     sql = "SELECT * EXCLUDE (file, is_compacted) FROM facts ORDER BY episode_id"
     groups = "SELECT * EXCLUDE (file, is_compacted) FROM grouped ORDER BY group_id"
@@ -58,7 +58,7 @@ def test_compaction_changes_files_and_not_what_is_known(own_state: StateDir) -> 
     assert [known(EpisodeIndex(own_state), question) for question in (sql, groups, joined)] == before
 
 
-def test_part_written_again_after_its_compaction_hides_the_compacted_rows(tmp_path: Path) -> None:
+def test_a_part_rewritten_after_its_compaction_hides_the_compacted_rows(tmp_path: Path) -> None:
     store, index = make_index(tmp_path)
     store.write_episodes("a", [make_episode("e1"), make_episode("e2")])
     compact_parts(store.root, min_parts=1)
@@ -68,7 +68,7 @@ def test_part_written_again_after_its_compaction_hides_the_compacted_rows(tmp_pa
     assert known(EpisodeIndex(StateDir(tmp_path / "var"))) == [("e1",)]
 
 
-def test_damaged_part_is_told_and_what_was_known_stays(tmp_path: Path) -> None:
+def test_a_damaged_part_is_reported_and_the_indexed_rows_stay(tmp_path: Path) -> None:
     store, index = make_index(tmp_path)
     store.write_episodes("a", [make_episode("e1")])
     known(index)
@@ -117,7 +117,7 @@ def test_instruction_follows_the_table_of_tasks(own_state: StateDir) -> None:
     assert ("Something else.",) in known(index, "SELECT DISTINCT instruction FROM facts")
 
 
-def test_task_of_a_suite_of_the_users_has_its_instruction_and_follows_the_file(own_state: StateDir) -> None:
+def test_a_task_of_a_users_suite_has_its_instruction_and_follows_the_file(own_state: StateDir) -> None:
     TrajectoryStore(own_state).write_episodes("mine", [make_episode("m", task_id="notes"), make_episode("n")])
     index = EpisodeIndex(own_state)
     sql = "SELECT instruction FROM facts WHERE episode_id = 'm'"

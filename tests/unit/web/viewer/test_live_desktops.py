@@ -62,7 +62,7 @@ async def viewing(state: StateDir, urls: Sequence[str], **options: Any) -> Async
 
 
 async def figures_when(client: httpx.AsyncClient, is_right: Any) -> dict[str, Any]:
-    """The figures as soon as they are as wanted."""
+    """The figures as soon as `is_right` accepts them."""
     found: dict[str, Any] = {}
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
@@ -206,7 +206,7 @@ async def read_to_the_end(parts: AsyncIterator[bytes]) -> None:
         continue
 
 
-async def test_servers_of_a_name_come_and_go(sample_state: StateDir) -> None:
+async def test_servers_of_a_dns_name_are_added_and_removed(sample_state: StateDir) -> None:
     found = ["10.0.0.1", "10.0.0.2"]
 
     async def resolve(host: str, port: int) -> list[str]:
@@ -231,7 +231,7 @@ async def test_servers_of_a_name_come_and_go(sample_state: StateDir) -> None:
         await live.close()
 
 
-async def test_no_server_is_asked_while_no_page_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_server_is_queried_while_no_page_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "WATCH_S", 0.2)
     requests: list[float] = []
 
@@ -253,7 +253,7 @@ async def test_no_server_is_asked_while_no_page_is_open(monkeypatch: pytest.Monk
         await live.close()
 
 
-async def test_a_server_that_hangs_is_given_up_and_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_hangs_is_given_up_and_does_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(servers, "LIMIT_S", 0.2)
 
     async def answer(request: httpx.Request) -> httpx.Response:
@@ -302,7 +302,7 @@ async def test_a_page_that_reads_slowly_gets_the_newest_picture_of_a_desktop() -
     "content",
     [b"\x00\x01\x00\x00", screen_record("r0", b"<svg/>"), b"\x00\x00\x00\x02{}", b"\x00\x00\x00\x02[]"],
 )
-async def test_a_stream_of_something_else_is_refused(content: bytes) -> None:
+async def test_a_stream_that_does_not_hold_screens_is_refused(content: bytes) -> None:
     async def parts() -> AsyncIterator[bytes]:
         yield content
 
@@ -313,7 +313,7 @@ async def test_a_stream_of_something_else_is_refused(content: bytes) -> None:
 @pytest.mark.parametrize(
     "address", ["ftp://host", "host:8100", "http://user:secret@host", "http://", "dns+http://name", "ray+http://name"]
 )
-def test_an_address_that_is_none_is_refused_at_the_start(sample_state: StateDir, address: str) -> None:
+def test_an_invalid_address_of_an_env_server_is_refused_at_the_start(sample_state: StateDir, address: str) -> None:
     with pytest.raises(PipelineError, match=r"address of (an )?env server") as caught:
         create_app(ViewerSettings(state=sample_state, env_server_urls=[address]))
     assert isinstance(caught.value, ViewerError | EnvServerError)

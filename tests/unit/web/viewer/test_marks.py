@@ -1,4 +1,4 @@
-"""Where an action is drawn, whatever its coordinates count, and what its caption says."""
+"""Where an action is drawn, in any coordinate space, and what its caption says."""
 
 import json
 from functools import partial
@@ -24,13 +24,13 @@ def draw(action: dict[str, Any] | None, command: str | None = None, **changes: A
 @pytest.mark.parametrize(
     ("space", "coordinate"), [("model_pixels", [640, 184]), ("unit", [0.5, 0.25]), ("thousand", [500, 250])]
 )
-def test_click_is_drawn_at_its_place_whatever_its_coordinates_count(space: Any, coordinate: list[float]) -> None:
+def test_a_click_is_drawn_at_its_place_in_any_coordinate_space(space: Any, coordinate: list[float]) -> None:
     (mark,) = draw({"action": "left_click", "coordinate": coordinate}, space=space)
     assert (mark.kind, mark.x, mark.y, mark.is_outside) == ("point", 640, 184, False)
 
 
 @pytest.mark.parametrize("space", COORDINATE_SPACES)
-def test_space_is_told_from_the_numbers_of_an_episode(space: Any) -> None:
+def test_the_coordinate_space_is_inferred_from_the_numbers_of_an_episode(space: Any) -> None:
     scale = partial(to_screen, space=space, image=IMAGE, screen=SCREEN)
     turns = []
     for x, y in ((300, 200), (1500, 900), (960, 60)):
@@ -45,7 +45,7 @@ def test_space_is_told_from_the_numbers_of_an_episode(space: Any) -> None:
     places=st.lists(st.tuples(st.floats(0.05, 0.95), st.floats(0.05, 0.95)), min_size=1, max_size=4),
     space=st.sampled_from(["model_pixels", "thousand"]),
 )
-def test_one_click_tells_pixels_from_thousandths_unless_the_image_is_square(screen, places, space) -> None:
+def test_one_click_distinguishes_pixels_from_thousandths_unless_the_image_is_square(screen, places, space) -> None:
     image = (screen[0] * 2 // 3 // 32 * 32, screen[1] * 2 // 3 // 32 * 32)
     scale = partial(to_screen, space=space, image=image, screen=screen)
     turns = []
@@ -63,7 +63,7 @@ def test_pixels_are_assumed_if_the_numbers_do_not_decide() -> None:
     assert find_space([square], (1088, 1088)) == "model_pixels"
 
 
-def test_drag_has_both_ends_and_leaves_the_pointer_at_its_second() -> None:
+def test_a_drag_is_drawn_with_both_ends_and_leaves_the_pointer_at_the_second() -> None:
     action = {"action": "left_click_drag", "start_coordinate": [10, 20], "end_coordinate": [300, 400]}
     drawn = draw_step(action, None, image=IMAGE, space="model_pixels", pointer=None)
     (mark,) = drawn.marks
@@ -94,12 +94,12 @@ def test_sequence_is_numbered_in_its_order() -> None:
     assert drawn.caption == 'move to (5, 6); then type "x"; then click at (50, 60)'
 
 
-def test_place_beside_the_image_is_drawn_at_its_edge_and_told() -> None:
+def test_a_place_outside_the_image_is_drawn_at_its_edge_and_marked_as_outside() -> None:
     (mark,) = draw({"action": "left_click", "coordinate": [99_999, -5]})
     assert (mark.x, mark.y, mark.is_outside) == (1280, 0, True)
 
 
-def test_import_without_an_action_is_drawn_from_its_command() -> None:
+def test_an_imported_step_without_an_action_is_drawn_from_its_command() -> None:
     drawn = draw_step(None, "pyautogui.click(x=100, y=200)\ntime.sleep(1)", image=IMAGE, space="unit", pointer=None)
     assert [(mark.x, mark.y) for mark in drawn.marks] == [(100, 200)]
     assert drawn.caption == "click at (100, 200); then wait 1 s"
@@ -138,7 +138,7 @@ POINT = st.lists(st.integers(-(10**6), 10**6) | st.floats(-1e6, 1e6), min_size=2
     more=st.dictionaries(st.sampled_from(KEYS), JSON | POINT, max_size=4),
     command=st.none() | st.text(max_size=30),
 )
-def test_whatever_a_row_holds_it_is_drawn_inside_the_image_or_not_at_all(name, more, command) -> None:
+def test_any_row_is_drawn_inside_the_image_or_not_at_all(name, more, command) -> None:
     action = read_action(json.dumps({**more, "action": name}))
     space = find_space([(action, command)], IMAGE)
     for mark in draw(action, command, space=space):
@@ -148,5 +148,5 @@ def test_whatever_a_row_holds_it_is_drawn_inside_the_image_or_not_at_all(name, m
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", "3", '{"action": 3}', '{"action": "sequence"}'])
-def test_what_is_no_action_is_none(text: str | None) -> None:
+def test_text_that_is_not_an_action_is_read_as_none(text: str | None) -> None:
     assert read_action(text) is None

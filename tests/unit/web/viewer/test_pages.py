@@ -1,4 +1,4 @@
-"""The pages over a sample store: all answer, what a model wrote is text, and nothing but the store can be reached."""
+"""The pages over a sample store: all answer, model output is shown as text, and only the store can be reached."""
 
 import re
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("address", PAGES)
-def test_page_shows_what_it_is_for(client: TestClient, address: str) -> None:
+def test_every_page_answers_with_its_content(client: TestClient, address: str) -> None:
     answer = client.get(address)
     assert answer.status_code == 200
     assert PAGES[address] in re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", answer.text))
@@ -70,7 +70,7 @@ def test_episode_without_a_step_says_why_and_has_nothing_to_step_through(client:
     assert "data-scrubber" not in page
 
 
-def test_what_a_model_wrote_is_text(client: TestClient) -> None:
+def test_model_output_is_shown_as_text(client: TestClient) -> None:
     for address in ("/episode/hostile", "/episodes?sort=oldest", f"/episodes?q={quote(HOSTILE)}", f"/nope{HOSTILE}"):
         page = client.get(address).text
         assert "<script>document" not in page
@@ -92,7 +92,7 @@ def test_page_may_load_and_run_nothing_but_our_own(client: TestClient) -> None:
         assert client.get(name).headers["cache-control"].endswith("immutable")
 
 
-def test_screenshot_is_served_by_its_hash_for_good(client: TestClient, sample_state: StateDir) -> None:
+def test_a_screenshot_is_served_by_its_hash_and_cached_as_immutable(client: TestClient, sample_state: StateDir) -> None:
     data = draw_screen("Unsaved changes")
     answer = client.get(f"/blob/{digest_bytes(data)}")
     assert (answer.content, answer.headers["content-type"]) == (data, "image/png")
@@ -100,7 +100,7 @@ def test_screenshot_is_served_by_its_hash_for_good(client: TestClient, sample_st
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_reports_are_shown_where_there_are_some_and_no_other_file_of_their_folder(own_state: StateDir) -> None:
+def test_existing_reports_are_served_and_no_other_file_of_their_folder(own_state: StateDir) -> None:
     own_state.reports.mkdir()
     (own_state.reports / INDEX_FILE).write_text("<h1>All reports</h1>")
     (own_state.reports / "training-sft-1.html").write_text("<h1>One report</h1>")
@@ -118,13 +118,13 @@ def test_reports_are_shown_where_there_are_some_and_no_other_file_of_their_folde
 @pytest.mark.parametrize(
     "name", ["f" * 64, "..%2F..%2Fosworld.duckdb", "../../etc/passwd", "%2e%2e%2f%2e%2e", "A" * 64, "0" * 63, "0" * 65]
 )
-def test_what_is_no_image_of_the_store_is_not_found(client: TestClient, name: str) -> None:
+def test_a_name_that_is_not_an_image_of_the_store_is_not_found(client: TestClient, name: str) -> None:
     answer = client.get(f"/blob/{name}")
     assert answer.status_code == 404
     assert b"root:" not in answer.content
 
 
-def test_blob_that_is_no_image_is_not_shown(own_state: StateDir) -> None:
+def test_a_blob_that_is_not_an_image_is_not_shown(own_state: StateDir) -> None:
     data = b"<html><script>alert(1)</script></html>"
     sha256 = BlobStore(own_state.blobs).write(data, suffix="png")
     with TestClient(create_app(ViewerSettings(state=own_state)), base_url=HOST) as client:
@@ -133,7 +133,7 @@ def test_blob_that_is_no_image_is_not_shown(own_state: StateDir) -> None:
     assert "neither PNG" in answer.json()["error"]
 
 
-def test_screenshot_that_is_gone_is_told_and_the_step_still_shown(own_state: StateDir) -> None:
+def test_a_missing_screenshot_is_reported_and_the_step_is_still_shown(own_state: StateDir) -> None:
     for path in own_state.blobs.rglob("*.png"):
         path.unlink()
     with TestClient(create_app(ViewerSettings(state=own_state)), base_url=HOST) as client:
@@ -157,18 +157,18 @@ def test_state_folder_without_episodes_says_what_to_run(tmp_path) -> None:
      ("/reports/index.html", 404, "no report index.html"),
      ("/side-by-side?episode=nobody", 404, "there is no episode")],
 )  # fmt: skip
-def test_what_is_not_there_is_one_sentence(client: TestClient, address: str, status: int, words: str) -> None:
+def test_a_bad_address_gives_one_sentence(client: TestClient, address: str, status: int, words: str) -> None:
     answer = client.get(address)
     assert (answer.status_code, words in answer.text) == (status, True)
 
 
-def test_condition_that_is_none_is_told_and_the_list_still_shown(client: TestClient) -> None:
+def test_an_invalid_condition_is_reported_and_the_list_is_still_shown(client: TestClient) -> None:
     answer = client.get("/episodes?where=nonsense(")
     assert answer.status_code == 200
     assert "DuckDB refuses the condition" in answer.text
 
 
-def test_part_of_the_list_alone_is_sent_where_a_script_asks_for_it(client: TestClient) -> None:
+def test_only_the_results_of_the_list_are_sent_when_a_script_requests_them(client: TestClient) -> None:
     part = client.get("/episodes?outcome=success", headers={"X-Part": "results"}).text
     assert "<html" not in part
     assert part in client.get("/episodes?outcome=success").text
@@ -179,14 +179,14 @@ def test_nothing_can_be_changed_by_a_request(client: TestClient) -> None:
         assert client.request(method, "/episodes").status_code == 405
 
 
-def test_other_names_of_this_machine_are_not_answered_without_a_token(client: TestClient) -> None:
+def test_requests_for_other_host_names_are_refused_without_a_token(client: TestClient) -> None:
     for host in ("evil.example", "evil.example:8765", "127.0.0.1.evil.example", ""):
         assert client.get("/", headers={"Host": host}).status_code == 403
     for host in ("localhost:1", "127.0.0.1", "[::1]:8765"):
         assert client.get("/newer", headers={"Host": host}).status_code == 200
 
 
-def test_token_lets_a_browser_in_by_a_cookie_that_is_no_token(sample_state: StateDir) -> None:
+def test_a_token_gives_a_browser_access_by_a_cookie_that_does_not_hold_the_token(sample_state: StateDir) -> None:
     settings = ViewerSettings(state=sample_state, host="0.0.0.0", token=SecretStr("a secret"))
     with TestClient(create_app(settings), base_url="http://viewer.example") as client:
         for address in ("/", "/episodes", "/blob/" + "0" * 64, "/newer"):
@@ -202,7 +202,7 @@ def test_token_lets_a_browser_in_by_a_cookie_that_is_no_token(sample_state: Stat
         assert client.get("/episodes").status_code == 200
 
 
-def test_token_is_asked_for_by_a_form_that_leads_on_and_nowhere_else(sample_state: StateDir) -> None:
+def test_the_token_form_redirects_to_the_requested_page_and_to_no_other_site(sample_state: StateDir) -> None:
     settings = ViewerSettings(state=sample_state, token=SecretStr("a secret"))
     with TestClient(create_app(settings), base_url=HOST, follow_redirects=False) as client:
         page = client.get("/group/x?step=2")

@@ -1,4 +1,4 @@
-"""Text in what the model said, and conditions in SQL: they find what they should and can do nothing else."""
+"""Searches in the model's output, and conditions in SQL: they find what they should and can do nothing else."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -33,7 +33,7 @@ def ask(sample_state: StateDir, sample_index: EpisodeIndex) -> Ask:
     return partial(answers, Questions(sample_state, sample_index), sample_index)
 
 
-async def test_what_was_said_is_found_whatever_its_case(ask: Ask) -> None:
+async def test_the_models_output_is_searched_without_regard_to_case(ask: Ask) -> None:
     assert await ask(said="TAKEN OVER") == ["hostile"]
     assert await ask(said="100% surely not said") == []
 
@@ -45,13 +45,13 @@ async def test_condition_sees_every_column_and_other_tables(ask: Ask) -> None:
     assert await ask(where="seed = 7 -- a remark") == ["hostile"]
 
 
-async def test_texts_narrow_together(ask: Ask) -> None:
+async def test_several_texts_narrow_the_list_together(ask: Ask) -> None:
     found = await ask(where="is_success", said="Drag the folder", q="rename")
     assert len(found) == 3
     assert all("rename" in name or "gspo" in name for name in found)
 
 
-async def test_conditions_see_compacted_parts_and_those_written_again(tmp_path) -> None:
+async def test_conditions_see_compacted_and_rewritten_parts(tmp_path) -> None:
     state = StateDir(tmp_path)
     store = TrajectoryStore(state)
     store.write_episodes("a", [make_episode("e1"), make_episode("e2")])
@@ -77,7 +77,7 @@ async def test_conditions_see_compacted_parts_and_those_written_again(tmp_path) 
         "getenv('HOME') <> ''",
     ],
 )
-async def test_condition_that_is_none_or_reaches_for_more_is_refused(ask: Ask, text: str) -> None:
+async def test_a_condition_that_is_invalid_or_accesses_anything_else_is_refused(ask: Ask, text: str) -> None:
     with pytest.raises(BadQuestionError):
         await ask(where=text)
 
@@ -87,7 +87,7 @@ async def test_condition_that_is_none_or_reaches_for_more_is_refused(ask: Ask, t
     [("shaped_rewards > 1", 'not found in FROM clause. Candidate bindings: "shaped_reward"'),
      ("lenn(task_id) > 1", 'Did you mean "len"?')],
 )  # fmt: skip
-async def test_refusal_says_what_is_there_instead(ask: Ask, text: str, words: str) -> None:
+async def test_a_refusal_suggests_an_existing_name(ask: Ask, text: str, words: str) -> None:
     with pytest.raises(BadQuestionError) as refused:
         await ask(where=text)
     assert words in str(refused.value)
@@ -111,7 +111,7 @@ async def test_condition_that_takes_long_is_stopped(sample_state: StateDir, samp
     assert time.monotonic() - began < 5
 
 
-async def test_answers_are_kept_until_the_store_changes_and_only_so_many(own_state: StateDir) -> None:
+async def test_a_limited_number_of_answers_is_kept_until_the_store_changes(own_state: StateDir) -> None:
     index = EpisodeIndex(own_state)
     index.refresh()
     questions = Questions(own_state, index)

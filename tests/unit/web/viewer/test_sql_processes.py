@@ -29,7 +29,7 @@ async def port(sample_state: StateDir) -> AsyncIterator[int]:
 
 
 def sql_processes() -> set[int]:
-    """Of this test's server, those that live."""
+    """The live SQL processes of this test's server."""
     found = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # a thread or a process that has ended
@@ -40,7 +40,7 @@ def sql_processes() -> set[int]:
 
 
 def memory_of(pid: int | str) -> int:
-    """Resident, in bytes."""
+    """The resident memory, in bytes."""
     return 1024 * int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0])
 
 
@@ -99,7 +99,7 @@ async def test_pages_answer_while_many_slow_conditions_are_asked(port: int) -> N
     await until(lambda: len(sql_processes()) <= 1, limit_s=10)
 
 
-async def test_condition_that_waits_too_long_for_its_turn_is_503(sample_state: StateDir) -> None:
+async def test_a_condition_that_waits_too_long_for_its_turn_is_answered_with_503(sample_state: StateDir) -> None:
     async with served(sample_state, question_s=0.3) as port:
         answers = await asyncio.gather(*(answer_to(port, list_with(ENDLESS.format(n))) for n in range(12)))
     assert {answer.status for answer in answers} == {200, 503}
@@ -108,7 +108,7 @@ async def test_condition_that_waits_too_long_for_its_turn_is_503(sample_state: S
 
 
 @pytest.mark.parametrize("condition", ["repeat('x', 3e9::BIGINT) <> ''", "len(range(1000000000)) > 1"])
-async def test_condition_that_takes_too_much_memory_is_one_sentence(port: int, condition: str) -> None:
+async def test_a_condition_that_takes_too_much_memory_is_answered_with_one_sentence(port: int, condition: str) -> None:
     before = memory_of("self")
     answer = await answer_to(port, list_with(condition), limit_s=60)
     assert answer.status == 200
@@ -116,7 +116,7 @@ async def test_condition_that_takes_too_much_memory_is_one_sentence(port: int, c
     assert memory_of("self") < before + 200 * 1024 * 1024, "the server itself took none of it"
 
 
-async def test_kernel_bounds_the_process(port: int) -> None:
+async def test_the_kernel_limits_the_memory_and_file_size_of_the_process(port: int) -> None:
     await until(lambda: len(sql_processes()) == 1)
     (pid,) = sql_processes()
     for name, limit in (("address space", MEMORY_LIMIT_BYTES), ("file size", 0)):
@@ -124,7 +124,7 @@ async def test_kernel_bounds_the_process(port: int) -> None:
         await until(lambda pattern=pattern: re.search(pattern, limits_of(pid)) is not None)
 
 
-async def test_process_knows_no_token(sample_state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_sql_process_gets_no_token(sample_state: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "a secret")
     async with served(sample_state):
         await until(lambda: len(sql_processes()) == 1)
@@ -132,7 +132,7 @@ async def test_process_knows_no_token(sample_state: StateDir, monkeypatch: pytes
         assert b"a secret" not in environment_of(pid)
 
 
-async def test_process_that_dies_is_one_sentence_and_replaced(port: int) -> None:
+async def test_a_process_that_dies_is_reported_with_one_sentence_and_replaced(port: int) -> None:
     await until(lambda: len(sql_processes()) == 1)
     (pid,) = sql_processes()
     asking = asyncio.create_task(answer_to(port, list_with(ENDLESS.format(1))))

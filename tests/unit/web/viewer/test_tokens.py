@@ -21,22 +21,22 @@ def test_pieces_of_a_text_are_the_text(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from([*range(256), 300, 9_999]), max_size=20))
-def test_every_token_has_a_piece_whatever_the_ids(ids: list[int]) -> None:
+def test_every_token_has_a_piece_for_any_ids(ids: list[int]) -> None:
     assert len(pieces(ids, BYTES)) == len(ids)
 
 
-def test_turns_are_told_apart_by_the_prompt_between_them() -> None:
+def test_turns_are_separated_by_the_prompt_between_them() -> None:
     row = {"token_ids": [9, 1, 2, 9, 3], "response_mask": [0, 1, 1, 0, 1], "sampled_logprobs": [0, -1, -2, 0, -3]}
     assert sampled_runs([row]) == [([1, 2], [-1, -2]), ([3], [-3])]
 
 
-def test_sequences_of_a_window_are_told_apart_though_nothing_stands_between() -> None:
+def test_sequences_of_a_window_are_separated_without_a_prompt_between_them() -> None:
     first = {"token_ids": [9, 1], "response_mask": [0, 1], "sampled_logprobs": [0, -1]}
     second = {"token_ids": [2, 3], "response_mask": [1, 1], "sampled_logprobs": [-2, -3]}
     assert sampled_runs([first, second]) == [([1], [-1]), ([2, 3], [-2, -3])]
 
 
-def test_tokens_of_a_stored_episode_are_what_was_said(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
+def test_tokens_of_a_stored_episode_decode_to_its_responses(sample_state: StateDir, sample_index: EpisodeIndex) -> None:
     episode_id = f"eval-{SFT}-0123456789ab-desktop-basics-click_button-0001-s0"
     checkpoint_id, sequences = Episodes(sample_state, sample_index).tokens(episode_id)
     assert checkpoint_id == SFT
@@ -45,7 +45,7 @@ def test_tokens_of_a_stored_episode_are_what_was_said(sample_state: StateDir, sa
     assert {token.logprob for token in steps[0]} == {-5.5, -0.9, -0.02}
 
 
-def test_vocabulary_that_is_not_there_or_none_is_told(tmp_path) -> None:
+def test_a_missing_or_invalid_vocabulary_is_reported(tmp_path) -> None:
     with pytest.raises(NotFoundError, match="no tokenizer"):
         load_vocabulary(tmp_path / "tokenizer.json")
     for content in ({"model": {"type": "Unigram", "vocab": [["a", 1]]}}, {}, {"model": {"vocab": {"中": 1}}}):
@@ -55,6 +55,6 @@ def test_vocabulary_that_is_not_there_or_none_is_told(tmp_path) -> None:
             load_vocabulary(path)
 
 
-def test_episode_without_tokens_is_told(tmp_path) -> None:
+def test_an_episode_without_tokens_is_reported(tmp_path) -> None:
     with pytest.raises(NotFoundError, match="no token ids"):
         tokens_by_step([], tmp_path)

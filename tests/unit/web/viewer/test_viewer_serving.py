@@ -19,7 +19,7 @@ def test_network_is_refused_without_a_token_and_served_with_one(tmp_path) -> Non
     assert token_from({TOKEN_VARIABLE: " "}) is None
 
 
-def test_port_that_is_taken_is_told_with_the_way_out(tmp_path) -> None:
+def test_a_port_that_is_taken_is_reported_with_the_option_that_changes_it(tmp_path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -28,7 +28,7 @@ def test_port_that_is_taken_is_told_with_the_way_out(tmp_path) -> None:
             bind(settings)
 
 
-def test_host_that_is_not_ours_is_told(tmp_path) -> None:
+def test_a_host_that_is_not_this_machine_is_reported(tmp_path) -> None:
     with pytest.raises(ViewerError, match="cannot listen on ::ffff"):
         bind(
             ViewerSettings(

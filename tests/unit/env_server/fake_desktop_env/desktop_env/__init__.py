@@ -1,1 +1,1 @@
-"""A stand-in for desktop-env, as far as workers touch it; what it does wrong is asked for by the task it is given."""
+"""A stand-in for the parts of desktop-env that workers use; its task selects what it does wrong."""

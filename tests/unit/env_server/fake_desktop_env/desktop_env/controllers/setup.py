@@ -27,7 +27,7 @@ class SetupController:
     def _googledrive_setup(self, **_: object) -> None: ...
 
     def _replay_setup(self, trajectory: str) -> None:
-        """A promise."""
+        """A verb that is declared and not implemented."""
         raise NotImplementedError
 
 

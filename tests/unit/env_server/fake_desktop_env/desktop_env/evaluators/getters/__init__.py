@@ -17,7 +17,7 @@ def get_cache_file(env, config):
 
 
 def get_vm_file(env, config):
-    """As OSWorld's: what cannot be had is None."""
+    """Like OSWorld's: None for a file that cannot be fetched."""
     try:
         return requests.get(f"http://{env.vm_ip}:{env.server_port}/file/{config['path']}", timeout=5).text
     except requests.RequestException:
@@ -33,7 +33,7 @@ def _connect(env):
 
 
 def get_page(env, config):
-    """What an address answers, or why it does not."""
+    """The answer of an address, or the reason why there is none."""
     try:
         return requests.get(config["url"], timeout=5).text
     except requests.ConnectionError:

@@ -43,7 +43,7 @@ def take_memory(result, rules):
 
 
 def take_memory_in_children(result, rules):
-    """Each less than one process may take."""
+    """Each child takes less memory than one process may take."""
     for _ in range(4):
         if os.fork() == 0:
             block = bytearray(os.urandom(1)) * rules["expected"]
@@ -54,7 +54,7 @@ def take_memory_in_children(result, rules):
 
 
 def fork(result, rules):
-    """As many processes as are expected, and no more."""
+    """Scores 1 if it can start fewer processes than expected, but more than half as many."""
     children = []
     try:
         while len(children) < 4 * rules["expected"]:
@@ -106,7 +106,7 @@ def num_processes(result, rules):
 
 
 def leave(result, rules):
-    """Leaves files wherever it may; what is expected is a list of folders where it must not."""
+    """Leaves files in every folder where it can; `expected` lists the folders where it must not be able to."""
     for folder in (*rules["expected"], "/tmp", "/dev/shm"):
         try:
             pathlib.Path(folder, "left").touch()
