@@ -22,7 +22,7 @@ from osworld_pipeline.errors import DependencyError, ReplicaError
 
 pytestmark = pytest.mark.desktop
 REPOSITORY = Path(__file__).parents[2]
-NOBODY = 65_534
+UNPRIVILEGED_UID = 65_534
 
 _HOG = """
 import os, sys
@@ -240,7 +240,7 @@ def plain_host(tmp_path: Path) -> list[str]:
     if os.geteuid() != 0:
         pytest.skip("only root can become another user here")
     packages = next(path for path in sys.path if path.endswith("site-packages"))
-    unprivileged = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    unprivileged = ("setpriv", f"--reuid={UNPRIVILEGED_UID}", f"--regid={UNPRIVILEGED_UID}", "--clear-groups")
     no_namespaces = ("bwrap", "--unshare-user", "--disable-userns", "--die-with-parent", "--dev-bind", "/", "/")
     environment = ("env", "-i", "PATH=/usr/bin:/bin", f"PYTHONPATH={REPOSITORY}:{packages}")
     if subprocess.run([*unprivileged, "test", "-r", f"{packages}/httpx/__init__.py"], check=False).returncode:
@@ -257,7 +257,7 @@ def plain_host(tmp_path: Path) -> list[str]:
 def left_of_unprivileged_user() -> tuple[list[str], list[str]]:
     """Running processes of the unprivileged user, and folders of its desktops."""
     listing = subprocess.run(
-        ["ps", "-u", str(NOBODY), "-o", "stat=,args="], capture_output=True, text=True, check=False
+        ["ps", "-u", str(UNPRIVILEGED_UID), "-o", "stat=,args="], capture_output=True, text=True, check=False
     ).stdout
     running = [line for line in listing.splitlines() if not line.startswith("Z")]
     return running, [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("desktop-plain-")]
@@ -273,7 +273,7 @@ def await_end(before: tuple[list[str], list[str]]) -> None:
 def test_without_namespaces_a_desktop_runs_only_where_that_is_allowed_and_leaves_nothing(plain_host: list[str]) -> None:
     before = left_of_unprivileged_user()
     with tempfile.TemporaryDirectory() as images:
-        os.chown(images, NOBODY, NOBODY)
+        os.chown(images, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
         refused = subprocess.run(
             [*plain_host, images, "no", "0"], capture_output=True, text=True, timeout=60, check=False, cwd="/"
         )
@@ -282,7 +282,7 @@ def test_without_namespaces_a_desktop_runs_only_where_that_is_allowed_and_leaves
         done = subprocess.run(
             [*plain_host, images, "yes", "0"], capture_output=True, text=True, timeout=60, check=False, cwd="/"
         )
-        assert done.stdout.splitlines() == [f"answered {NOBODY} True", "forgotten None"], done.stderr[-2000:]
+        assert done.stdout.splitlines() == [f"answered {UNPRIVILEGED_UID} True", "forgotten None"], done.stderr[-2000:]
         assert "DESKTOPS WITHOUT A SANDBOX" in done.stderr
         await_end(before)
         with subprocess.Popen(
